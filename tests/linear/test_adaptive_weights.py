@@ -306,7 +306,7 @@ def test_gradients_near_the_limits_of_the_dtype_are_nothing_special():
 
 @pytest.mark.parametrize("wrong", [{"momentum": 0.9}, {"average_from": 0}, {"momentum": 0.5, "nesterov": True}])
 def test_what_means_nothing_with_adaptive_steps_is_refused(wrong):
-    with pytest.raises(ValueError, match="of the update sgd, not of ftrl"):
+    with pytest.raises(ValueError, match="for the update sgd, not for ftrl"):
         Descent(update="ftrl", **wrong)
     with pytest.raises(ValueError, match="update must be one of sgd, ftrl, arow"):
         Descent(update="adam")
@@ -314,7 +314,7 @@ def test_what_means_nothing_with_adaptive_steps_is_refused(wrong):
 
 @pytest.mark.parametrize("update", ["sgd", "arow"])
 def test_beta_is_of_ftrl(update):
-    with pytest.raises(ValueError, match=f"beta is of the update ftrl, not of {update}"):
+    with pytest.raises(ValueError, match=f"beta is for the update ftrl, not for {update}"):
         Descent(update=update, beta=0.1)
     with pytest.raises(ValueError, match="beta must be at least 0"):
         Descent(update="ftrl", beta=-1.0)

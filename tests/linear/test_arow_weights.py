@@ -294,12 +294,12 @@ def test_a_weight_that_is_no_number_is_named_with_its_step_and_rate(bad, place, 
 
 def test_what_means_nothing_is_refused():
     for wrong in ({"momentum": 0.9}, {"average_from": 0}):
-        with pytest.raises(ValueError, match="of the update sgd, not of arow"):
+        with pytest.raises(ValueError, match="for the update sgd, not for arow"):
             Descent(update="arow", **wrong)
-    with pytest.raises(ValueError, match="one score a sample, for two classes"):
+    with pytest.raises(ValueError, match="one score per sample, for two classes"):
         Descent(update="arow", columns=3)
     for name in ("logistic", "linear"):
-        with pytest.raises(ValueError, match=f"arow is of the model svm, not of {name}"):
+        with pytest.raises(ValueError, match=f"arow is for the model svm, not for {name}"):
             Trainer(MODELS[name](), SparseStrategy(samples(), sar.SERIAL, arow()), Constant(0.1), Options(1, 8))
 
 

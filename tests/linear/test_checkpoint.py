@@ -213,7 +213,7 @@ def test_a_folder_is_taken_as_it_should_be(tmp_path):
     assert Checkpoints(tmp_path / "new").prepare(sar.SERIAL, resume=False) == (None, [])
     assert list((tmp_path / "new").iterdir()) == []
     list(trainer(tmp_path).run())
-    with pytest.raises(CheckpointError, match="give --resume to go on, or choose another folder"):
+    with pytest.raises(CheckpointError, match="use --resume to continue, or choose another folder"):
         Checkpoints(tmp_path).prepare(sar.SERIAL, resume=False)
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match=r"cannot use .*file for checkpoints"):

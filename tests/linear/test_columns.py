@@ -124,7 +124,7 @@ def test_a_weight_of_any_column_that_is_no_number_ends_the_run(where, update):
 
 @pytest.mark.parametrize("columns", [None, 10**6])
 def test_weights_that_no_memory_holds_are_refused_by_their_size(columns):
-    with pytest.raises(DatasetError, match=r"bytes, and there is no memory for them: take fewer features or classes"):
+    with pytest.raises(DatasetError, match=r"bytes, and there is no memory for them: use fewer features or classes"):
         new_weights(2**44, Descent(columns=columns))
 
 

@@ -624,7 +624,7 @@ def test_adaptive_steps_need_no_tuning_to_the_scale_of_features_and_labels(estim
 def test_arow_is_of_the_svm_of_two_classes():
     X, y = sparse_problem()
     assert LinearSVM(update="arow").fit(X, y).score(X, y) > 0.9
-    with pytest.raises(ValueError, match="the update arow is of the model svm, not of logistic"):
+    with pytest.raises(ValueError, match="the update arow is for the model svm, not for logistic"):
         LogisticRegression(update="arow").fit(X, y)
     with pytest.raises(ValueError, match="the update arow has one score a sample"):
         LinearSVM(update="arow").fit(X, np.arange(len(y)) % 3)

@@ -154,7 +154,7 @@ def test_the_model_is_that_which_did_best_on_samples_held_out(descent, watch):
 def test_what_is_never_known_cannot_be_watched():
     with pytest.raises(ValueError, match="hold out samples"):
         trainer(stopping=EarlyStopping("validation_loss", 2))
-    with pytest.raises(ValueError, match="not known without evaluations"):
+    with pytest.raises(ValueError, match="needs evaluations"):
         trainer(stopping=EarlyStopping("train_auc", 2), evaluate_every=0)
     with pytest.raises(ValueError, match="evaluate_every must be above 0"):
         Options(validation=0.1, evaluate_every=0)

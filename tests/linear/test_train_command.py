@@ -258,7 +258,7 @@ def test_a_run_resumes_from_its_folder_and_no_other(folder, tmp_path):
     kept = ["--checkpoint", tmp_path / "kept"]
     assert "starting from the beginning" in run(folder, *kept, "--resume").output
     refused = run(folder, *kept, status=1)
-    assert "give --resume to go on, or choose another folder" in refused.stderr
+    assert "use --resume to continue, or choose another folder" in refused.stderr
     refused = run(folder, *kept, "--resume", "--l2", "0.1", status=1)
     assert "its l2 is 0.0, and here it is 0.1" in refused.stderr
     refused = run(folder, *kept, "--resume", "--batch-size", "10", status=1)

@@ -177,7 +177,7 @@ class RoundTrainer:
         if watch.startswith("validation") and not self.options.validation:
             raise ValueError(f"early stopping watches {watch}: hold out samples")
         if watch and not self.options.evaluate_every:
-            raise ValueError(f"early stopping watches {watch}, which is not known without evaluations: evaluate_every must be above 0")
+            raise ValueError(f"early stopping watches {watch}, which needs evaluations: evaluate_every must be above 0")
 
     def _bases(self) -> list[LinearModel]:
         """Return the binary model of each score."""

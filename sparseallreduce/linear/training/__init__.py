@@ -1,1 +1,1 @@
-"""Training by mini-batch SGD: the trainer, and what it goes by."""
+"""Training by mini-batch SGD: the trainer and its components."""

@@ -1,4 +1,4 @@
-"""The samples of an epoch, dealt to batches, and those held out: the same for any number of ranks (thesis algorithm 1)."""
+"""Division of the samples of an epoch into batches, and samples held out: the same for any number of ranks (thesis algorithm 1)."""
 
 from __future__ import annotations
 
@@ -19,42 +19,42 @@ __all__ = ["Division", "Fold", "batches", "check_held_out", "class_counts", "dea
 
 Array = NDArray[Any]
 
-# Of the permutation of samples. Six leave no visible trace in 70,000 samples, but prefer some orders of five to others.
+# Rounds of the permutation. Six show no structure for 70,000 samples, but for five samples some orders are more frequent than others.
 _ROUNDS = 6
 _FEW, _ROUNDS_OF_FEW = 1 << 16, 24
 
 
 class Fold(NamedTuple):
-    """One of the equal parts that samples are divided into for cross-validation: it is held out, and the others are trained on."""
+    """One of the equal parts of the samples in cross-validation: it is held out, and the others are for training."""
 
     number: int  # from 0
-    folds: int  # parts of all samples, each of which has its share of every class
+    folds: int  # number of parts, each with about the same number of samples of every class
 
 
 @dataclass(frozen=True)
 class Division:
-    """Which of the samples are trained on, and which are held out."""
+    """The division of the samples into those for training and those held out."""
 
-    total: int  # that all ranks train on
-    first: int  # the number, among those, of the first on this rank
-    rows: Array | None = None  # of this rank, which are trained on, increasing; None for all
-    held_out: Array | None = None  # the others; None if there are none on any rank
+    total: int  # number of training samples of all ranks
+    first: int  # number, among these, of this rank's first one
+    rows: Array | None = None  # this rank's rows for training, ascending; None for all
+    held_out: Array | None = None  # this rank's other rows; None if no rank has any
 
 
 def batches(dataset: Dataset, size: int, seed: tuple[int, int]) -> Iterator[tuple[Array, int]]:
-    """The batches of one epoch: of each, the rows that this rank holds, and how many samples all ranks hold of it.
+    """Yield the batches of one epoch: the rows of each that this rank holds, and the number of its samples on all ranks.
 
-    All samples are shuffled by their numbers over all ranks, so that the batches are the same for any number of ranks; thesis
-    algorithm 1 lines 3 to 6, but for the division of a batch among the ranks, which is by who has read the sample. A rank's rows of a
-    batch come in the order in which they stand in memory.
+    All samples are shuffled by their numbers over all ranks, so that the batches are the same for any number of ranks: thesis
+    algorithm 1 lines 3 to 6, except that each sample of a batch is processed by the rank that has read it. A rank's rows of a
+    batch are in memory order.
 
     Parameters
     ----------
     dataset : Dataset
     size : int
-        Samples of a batch, over all ranks; the last batch of an epoch may have fewer.
+        Number of samples in a batch, over all ranks; the last batch of an epoch may have fewer.
     seed : (int, int)
-        Of the run, and the number of the epoch.
+        Seed of the run, and number of the epoch.
 
     Examples
     --------
@@ -70,24 +70,24 @@ def batches(dataset: Dataset, size: int, seed: tuple[int, int]) -> Iterator[tupl
 
 
 def dealt(division: Division, rows: int, size: int, seed: tuple[int, int]) -> tuple[list[int], Array]:
-    """The rows of this rank, of which it has so many, that are trained on in an epoch: batch i has ``order[starts[i] : starts[i + 1]]``."""
+    """Return the rows of this rank for an epoch: batch i has ``order[starts[i] : starts[i + 1]]``."""
     starts, order = _permuted(division.first, rows if division.rows is None else len(division.rows), division.total, size, seed)
     return starts, order if division.rows is None else division.rows[order]
 
 
 def check_held_out(validation: float | Fold, evaluates: bool) -> None:
-    """Raise ValueError if samples to be held out are no share and no fold, or no model is evaluated on them."""
+    """Raise ValueError if ``validation`` is neither a fraction nor a fold, or samples are held out without evaluations."""
     if isinstance(validation, Fold):
         if not 0 <= validation.number < validation.folds or validation.folds < 2:
             raise ValueError(f"a fold is one of at least 2, not number {validation.number} of {validation.folds}")
     elif not 0 <= validation < 1:
         raise ValueError(f"validation must be at least 0 and below 1, not {validation}")
     if validation and not evaluates:
-        raise ValueError("what does best on samples that are held out is not known without evaluations: evaluate_every must be above 0")
+        raise ValueError("held-out samples need evaluations to find the best model: evaluate_every must be above 0")
 
 
 def held_out(total: int, share: float | Fold) -> int:
-    """Return how many of ``total`` samples a share comes to, at least one and not all, or how many a fold has.
+    """Return the number of samples to hold out of ``total``: at least one and not all for a fraction, or the size of a fold.
 
     Raises
     ------
@@ -107,14 +107,14 @@ def held_out(total: int, share: float | Fold) -> int:
 
 
 def divided(dataset: Dataset, share: float | Fold, seed: int, comm: Any, classes: Array | None = None) -> Division:
-    """Hold out a share of the samples, or a fold, by a permutation of the numbers of all; collective.
+    """Hold out a fraction of the samples, or a fold, chosen by a permutation of all sample numbers. Collective.
 
     The same samples are held out for any number of ranks. A fold has its share of each of the ``classes``, which are labels.
 
     Raises
     ------
     DatasetError
-        On all ranks alike, if there are too few samples, or fewer of a class than there are folds.
+        On all ranks, if there are too few samples, or fewer of a class than there are folds.
     """
     if not share:
         return Division(dataset.total_samples, dataset.first_sample)
@@ -131,15 +131,15 @@ def divided(dataset: Dataset, share: float | Fold, seed: int, comm: Any, classes
 
 
 def class_counts(dataset: Dataset, classes: Array, comm: Any) -> Array:
-    """Return how many samples of each class every rank has, of shape (ranks, classes); collective."""
+    """Return the number of samples of each class on every rank, of shape (ranks, classes). Collective."""
     return np.array(gather(comm, [int(np.count_nonzero(dataset.labels == label)) for label in classes]))
 
 
 def _folds(dataset: Dataset, folds: int, seed: int, comm: Any, classes: Array | None) -> Array:
-    """Return the fold of each of this rank's samples: as many samples of a class in each, but for one, and as many of all.
+    """Return the fold of each of this rank's samples. Sizes of folds, in total and per class, differ by at most one.
 
-    The samples of a class are numbered over all ranks and permuted. Equal parts of them are folds; what is left over, fewer than there
-    are folds, goes to one fold after the other, where the class before ended.
+    The samples of a class are numbered over all ranks and permuted. Equal parts of them are folds; the remaining ones, fewer than there
+    are folds, are assigned to the folds in turn, continuing where the previous class ended.
     """
     if classes is None:
         strata, counts = [np.arange(dataset.rows)], np.array(gather(comm, [dataset.rows]))
@@ -147,9 +147,9 @@ def _folds(dataset: Dataset, folds: int, seed: int, comm: Any, classes: Array | 
         strata, counts = [np.flatnonzero(dataset.labels == label) for label in classes], class_counts(dataset, classes, comm)
     totals, before = counts.sum(axis=0), counts[: comm.rank].sum(axis=0)
     if totals.min() < folds:
-        raise DatasetError(f"{folds} folds need as many samples of each class, and one has {totals.min()}: take fewer folds")
+        raise DatasetError(f"{folds} folds need as many samples of each class, but one has {totals.min()}: use fewer folds")
     fold = np.empty(dataset.rows, np.int64)
-    left: list[tuple[int, int, int]] = []  # the stratum, the place among what is left over, and the row
+    left: list[tuple[int, int, int]] = []  # of each remaining sample: class, number in the class, and row
     for stratum, rows in enumerate(strata):
         size = int(totals[stratum]) // folds
         starts, order = _permuted(int(before[stratum]), len(rows), int(totals[stratum]), size, (seed, 0))
@@ -157,15 +157,18 @@ def _folds(dataset: Dataset, folds: int, seed: int, comm: Any, classes: Array | 
         fold[rows[order]] = parts
         over = np.flatnonzero(parts >= folds)
         left += [(stratum, int(before[stratum] + order[place]), int(rows[order[place]])) for place in over]
-    told = [mine for ranks in gather(comm, [(stratum, number) for stratum, number, _ in left]) for mine in ranks]
-    turn = {each: position % folds for position, each in enumerate(sorted(told))}
+    remaining = [own for ranks in gather(comm, [(stratum, number) for stratum, number, _ in left]) for own in ranks]
+    assigned = {each: position % folds for position, each in enumerate(sorted(remaining))}
     for stratum, number, row in left:
-        fold[row] = turn[stratum, number]
+        fold[row] = assigned[stratum, number]
     return fold
 
 
 def _permuted(first: int, count: int, total: int, size: int, seed: tuple[int, int]) -> tuple[list[int], Array]:
-    """The numbers below ``count``, which stand for those from ``first`` on of all, dealt to batches of ``size``."""
+    """Assign ``count`` consecutive numbers from ``first`` on, of ``total``, to batches of ``size`` by a permutation of all.
+
+    Returned numbers are relative to ``first``.
+    """
     keys = np.random.SeedSequence(seed).generate_state(_ROUNDS if total > _FEW else _ROUNDS_OF_FEW, np.uint64)
     starts = np.zeros(-(-total // size) + 1, np.int64)
     order = np.empty(count, np.int64)

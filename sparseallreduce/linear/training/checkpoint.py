@@ -1,12 +1,12 @@
-"""Checkpoints: all that a training run needs to go on where it was, in files that are whole or not there.
+"""Checkpoints: all that a training run needs to continue, in files that are complete or absent.
 
-A checkpoint is a NumPy ``.npz`` file without compression. Its member ``about`` is JSON text: the layout's number, the ``identity`` of
-the run (data, model, options), its ``progress``, and the numbers of the strategy's state; the arrays of that state are members of their
-own, which ``about`` lists. As in any ZIP file each member carries a checksum (CRC-32), which is tested in reading.
+A checkpoint is a NumPy ``.npz`` file without compression. Its member ``about`` is JSON text: the number of the format, the ``identity`` of
+the run (data, model, options), its ``progress``, and the numbers of the strategy's state; the arrays of that state are separate
+members, which ``about`` lists. As in any ZIP file each member has a checksum (CRC-32), which is verified on reading.
 
-A checkpoint is written under another name, forced to the disk, and renamed; so a name that is there is that of a whole file. The
-last two are kept: should the newest be damaged all the same, the one before is taken. What was found damaged is left where it is,
-and counts for neither of the two.
+A checkpoint is written under another name, synchronised to disk, and renamed; so a file with the final name is complete. The
+last two are kept: if the newest is damaged nevertheless, the previous one is used. Damaged files are left in place,
+and do not count as one of the two.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ Array = NDArray[Any]
 
 _LAYOUT = "sparseallreduce checkpoint 3"
 _NAME = re.compile(r"step-(\d{12})\.npz")
-# Of what a run had that wrote a checkpoint before these could be chosen.
+# Values of settings that checkpoints of earlier versions do not have.
 _IMPLIED: dict[str, Any] = {"update": "sgd", "beta": 0.0, "intercept_value": 1.0, "unit of the learning rate": 1.0}
 _KEPT = 2
-_LONGEST_TEXT = 1 << 28  # bytes of `about`: of the reducers of a thousand ranks it has some ten million
+_LONGEST_TEXT = 1 << 28  # largest size of `about` in bytes: with the reducers of a thousand ranks it has some ten million
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A run at the end of a step."""
+    """The state of a run at the end of a step."""
 
-    identity: dict[str, Any]  # of the run: what must be the same for going on to make sense
-    progress: dict[str, Any]  # of the trainer, in what JSON can express
-    state: dict[str, Any]  # of the strategy: numbers, and arrays
-    path: str = "the checkpoint"  # of the file that it was read from
+    identity: dict[str, Any]  # settings and data of the run that must be the same to continue it
+    progress: dict[str, Any]  # progress of the trainer, as JSON values
+    state: dict[str, Any]  # state of the strategy: numbers and arrays
+    path: str = "the checkpoint"  # name of the file that it was read from
 
     def whole_number(self, name: str) -> int:
-        """A count of the progress, or of what identifies the run, that is at least one.
+        """Return a count of at least one from the progress or the identity.
 
         Raises
         ------
         CheckpointError
-            If there is none.
+            If it is missing or invalid.
         """
         number = self.progress.get(name, self.identity.get(name))
         if type(number) is not int or number < 1:
@@ -68,20 +68,20 @@ class Checkpoint:
 
 
 class _DamagedCheckpoint(CheckpointError):
-    """A file does not hold what was written to it."""
+    """Raised for a file that does not hold what was written to it."""
 
 
 class Checkpoints:
-    """A folder of checkpoints of one run, and when to write the next.
+    """A folder of checkpoints of one run, and the times at which to write the next.
 
     Parameters
     ----------
     folder : path
-        On a file system that all ranks see, or at least rank 0 and the first worker.
+        Folder on a file system shared by all ranks, or at least by rank 0 and the first worker.
     every_steps : int, optional
         Steps between two checkpoints.
     every_minutes : float, optional
-        Minutes between two checkpoints. Given neither, one is written after every epoch; given either, one at the end of training.
+        Minutes between two checkpoints. With neither option, a checkpoint is written after every epoch; with either, also at the end.
     """
 
     def __init__(self, folder: str | os.PathLike[str], every_steps: int | None = None, every_minutes: float | None = None) -> None:
@@ -92,49 +92,49 @@ class Checkpoints:
         self._damaged: set[str] = set()  # names of files
 
     def prepare(self, comm: Any, resume: bool) -> tuple[Checkpoint | None, list[str]]:
-        """Make the folder ready, and find where to go on; collective.
+        """Create the folder, and find the checkpoint to continue from. Collective.
 
         Returns
         -------
         checkpoint : Checkpoint or None
-            The newest that is not damaged; None if there is none, or not to ``resume``.
+            The newest one that is not damaged; None if there is none, or without ``resume``.
         remarks : list of str
-            What the user should know: which damaged files were passed over.
+            Messages for the user: which damaged files were skipped.
 
         Raises
         ------
         CheckpointError
-            On all ranks, if the folder cannot be used, if it holds checkpoints and there is no word of resuming, if the newest that is
-            not damaged is of another version's layout, or if all are damaged.
+            On all ranks, if the folder cannot be used, if it holds checkpoints and ``resume`` is False, if the newest one that is not
+            damaged has the format of another version, or if all are damaged.
         """
 
         def found() -> tuple[Checkpoint | None, list[str]]:
             own = agreed(comm, lambda: self._found(resume) if comm.rank == 0 else None)
             self._last = time.monotonic()
-            return cast("tuple[Checkpoint | None, list[str]]", own if comm.size == 1 else _told(own, comm))
+            return cast("tuple[Checkpoint | None, list[str]]", own if comm.size == 1 else _shared(own, comm))
 
         return together(comm, found)
 
     @property
     def after_epochs(self) -> bool:
-        """Whether to write one after every epoch, rather than after steps or minutes."""
+        """True if a checkpoint is written after every epoch, rather than after steps or minutes."""
         return self.every_steps is None and self.every_minutes is None
 
     def due_after(self, step: int) -> bool:
-        """Whether to write one because of the number of steps taken, which all ranks know alike."""
+        """Return True if a checkpoint is due by the number of steps, which is the same on all ranks."""
         return self.every_steps is not None and step % self.every_steps == 0
 
     def overdue(self) -> bool:
-        """Whether to write one because of the time, which each rank has its own idea of."""
+        """Return True if a checkpoint is due by the time, on which ranks may differ."""
         return self.every_minutes is not None and time.monotonic() - self._last >= 60 * self.every_minutes
 
     def save(self, step: int, checkpoint: Checkpoint, comm: Any) -> None:
-        """Write a checkpoint on the first rank of ``comm``, and remove all but the last two; collective.
+        """Write a checkpoint on the first rank of ``comm``, and remove all but the last two. Collective.
 
         Raises
         ------
         CheckpointError
-            On all ranks, if it cannot be written; what was there before is kept.
+            On all ranks, if it cannot be written; earlier checkpoints are kept.
         """
         agreed(comm, lambda: self._write(step, checkpoint) if comm.rank == 0 else None)
         self._last = time.monotonic()
@@ -142,14 +142,14 @@ class Checkpoints:
     def _found(self, resume: bool) -> tuple[Checkpoint | None, list[str]]:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            for leftover in self.folder.glob(".*step-*.npz"):  # of a run that was killed while it wrote
+            for leftover in self.folder.glob(".*step-*.npz"):  # left by a run that was killed while writing
                 leftover.unlink(missing_ok=True)
             names = self._names()
         except OSError as error:
             raise CheckpointError(f"cannot use {self.folder} for checkpoints: {error.strerror}; choose another folder") from None
         if not resume:
             if names:
-                raise CheckpointError(f"{self.folder} holds the checkpoints of a run: give --resume to go on, or choose another folder")
+                raise CheckpointError(f"{self.folder} holds the checkpoints of a run: use --resume to continue, or choose another folder")
             return None, []
         remarks: list[str] = []
         for name in names:
@@ -177,12 +177,12 @@ class Checkpoints:
             raise CheckpointError(f"{reason}; make room or choose another folder") from None
 
     def _names(self) -> list[str]:
-        """Those of the checkpoints in the folder, newest first."""
+        """Return the names of the checkpoints in the folder, newest first."""
         return sorted((name for name in os.listdir(self.folder) if _NAME.fullmatch(name)), reverse=True)
 
 
 def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """Write a file that appears under its name when all of it is on the disk.
+    """Write a file that appears under its name once it is complete on disk.
 
     Raises
     ------
@@ -202,12 +202,12 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint in a file.
+    """Return the checkpoint stored in a file.
 
     Raises
     ------
     CheckpointError
-        If it is damaged, no checkpoint, or one of another layout.
+        If it is damaged, not a checkpoint, or of another format.
     """
     try:
         with open_regular(path) as file:
@@ -217,17 +217,17 @@ def read_checkpoint(path: Path) -> Checkpoint:
             if layout == _LAYOUT:
                 return _checkpoint(path, about, members)
             if not isinstance(layout, str):
-                raise Damaged("it does not say what layout it has")
+                raise Damaged("its layout is not given")
     except OSError as error:
         raise _DamagedCheckpoint(f"cannot read {path}: {error.strerror or error}") from None
     except Damaged as fault:
         raise _DamagedCheckpoint(f"{path} is damaged ({fault})") from None
-    what = f"{path} has the layout {layout!r}, and this version reads {_LAYOUT!r}"
-    raise CheckpointError(f"{what}: go on with the version that wrote it, or start anew in another folder")
+    what = f"{path} has the layout {layout!r}, but this version reads {_LAYOUT!r}"
+    raise CheckpointError(f"{what}: continue with the version that wrote it, or start anew in another folder")
 
 
 def _checkpoint(path: Path, about: dict[str, Any], members: Npz) -> Checkpoint:
-    """The checkpoint that a file of this version's layout holds."""
+    """Return the checkpoint in a file of this version's format."""
     parts = [about.get(name) for name in ("identity", "progress", "numbers")]
     named = about.get("arrays")
     if not all(isinstance(part, dict) for part in parts) or not isinstance(named, list):
@@ -239,8 +239,8 @@ def _checkpoint(path: Path, about: dict[str, Any], members: Npz) -> Checkpoint:
     return Checkpoint(identity, progress, numbers | arrays, str(path))
 
 
-def _told(found: tuple[Checkpoint | None, list[str]] | None, comm: Any) -> tuple[Checkpoint | None, list[str]]:
-    """What the first rank has found, on all; arrays travel as they are."""
+def _shared(found: tuple[Checkpoint | None, list[str]] | None, comm: Any) -> tuple[Checkpoint | None, list[str]]:
+    """Send the first rank's result to all ranks; arrays are sent without pickling."""
     checkpoint, remarks = found or (None, [])
     arrays, rest = None, None
     if found is not None:
@@ -248,9 +248,9 @@ def _told(found: tuple[Checkpoint | None, list[str]] | None, comm: Any) -> tuple
         arrays = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
         numbers = {name: value for name, value in state.items() if name not in arrays}
         rest = remarks, None if checkpoint is None else (checkpoint.identity, checkpoint.progress, numbers, checkpoint.path)
-    told = gather(comm, rest)[0]
-    assert told is not None, "the first rank tells what it has found"
-    remarks, outline = told
+    first = gather(comm, rest)[0]
+    assert first is not None
+    remarks, outline = first
     arrays = broadcast_arrays(comm, arrays)
     if outline is None:
         return None, remarks
@@ -260,7 +260,7 @@ def _told(found: tuple[Checkpoint | None, list[str]] | None, comm: Any) -> tuple
 
 @contextmanager
 def nonsense_refused(checkpoint: Checkpoint) -> Iterator[None]:
-    """Raise what the contents of a checkpoint lead to, where they are not what a run has written, as CheckpointError.
+    """Raise CheckpointError for errors that the contents of a damaged checkpoint cause.
 
     Raises
     ------
@@ -272,26 +272,26 @@ def nonsense_refused(checkpoint: Checkpoint) -> Iterator[None]:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         what = " ".join(f"{type(error).__name__}: {error}".split())
-        raise CheckpointError(f"{checkpoint.path} is damaged: what it holds is of no run ({what:.200})") from None
+        raise CheckpointError(f"{checkpoint.path} is damaged: its contents are invalid ({what:.200})") from None
 
 
 def check_identity(checkpoint: Mapping[str, Any], run: Mapping[str, Any]) -> None:
-    """Refuse to go on with what is no continuation.
+    """Raise an error if a checkpoint belongs to another run.
 
     Raises
     ------
     CheckpointError
-        Naming the first difference.
+        With the first difference in its message.
     """
     for name in dict.fromkeys([*checkpoint, *run]):
         before, now = (settings.get(name, _IMPLIED.get(name)) for settings in (checkpoint, run))
         if before != now:
             difference = f"its {name} is {before}, and here it is {now}"
-            raise CheckpointError(f"the checkpoint is of another run: {difference}; give what it was, or start anew in another folder")
+            raise CheckpointError(f"the checkpoint is of another run: {difference}; use the earlier value, or start anew in another folder")
 
 
 def data_fingerprint(dataset: Dataset, comm: Any) -> str:
-    """A number that other samples, in this order, will not have, whatever the number of ranks that share them; collective."""
+    """Return a hash of the samples and their order that does not depend on the number of ranks. Collective."""
     bits = dataset.values.view(f"u{dataset.values.itemsize}")
     own = int(kernels.fingerprint(dataset.indptr, dataset.indices, bits, dataset.labels.view(np.uint64), dataset.first_sample))
     if dataset.weights is not None:

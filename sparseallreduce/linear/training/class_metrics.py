@@ -1,4 +1,4 @@
-"""Loss and accuracy of a model with a score for each class, over the samples of all ranks."""
+"""Loss and accuracy of a model with one score per class, over the samples of all ranks."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ __all__ = ["evaluate_classes"]
 
 Array = NDArray[Any]
 
-_SCORES = 1 << 20  # at once, which bounds the memory
+_SCORES = 1 << 20  # scores computed in one call, which limits the memory
 
 
 def evaluate_classes(model: LinearModel, weights: Weights, dataset: Dataset, comm: Any, rows: Array | None = None) -> Metrics:
-    """What the scores of this rank's samples, and those of all other ranks, come to; collective, the same on every rank.
+    """Return the metrics of a model over the samples of all ranks. Collective; the same on every rank.
 
-    The accuracy is the share of samples whose own class has the highest score. There is no area under a curve, which is of two classes.
+    The accuracy is the fraction of samples whose true class has the highest score. There is no area under a curve, which is for two
+    classes.
 
     Parameters
     ----------
     model : LinearModel
-        With columns.
+        A model with columns.
     weights : Weights
-        That give scores of as many columns.
+        Weights with as many columns.
     dataset : Dataset
-        With samples on some rank.
+        This rank's samples; at least one rank must have some.
     comm : communicator
     rows : ndarray, optional
-        Which of this rank's samples count; all if not given.
+        Rows of this rank to evaluate; all by default.
     """
     counted = np.arange(dataset.rows) if rows is None else rows
     together = max(1, _SCORES // (model.columns or 1))
@@ -44,7 +45,7 @@ def evaluate_classes(model: LinearModel, weights: Weights, dataset: Dataset, com
         counts = None if dataset.weights is None else dataset.weights[some]
         return Sums.of(model, weights.scores(dataset, some), dataset.labels[some], counts, 0.0)
 
-    def own() -> Sums:  # the loss may be a user's own
+    def own() -> Sums:  # run under `agreed`, because the loss may be user code
         return Sums.total([Sums(), *(sums(counted[first : first + together]) for first in range(0, len(counted), together))])
 
     loss, accuracy = Sums.total(gather(comm, agreed(comm, own))).means(0.0)

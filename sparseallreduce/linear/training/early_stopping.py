@@ -1,4 +1,4 @@
-"""When more epochs would not make the model better."""
+"""Early stopping: ending the training when more epochs do not improve the model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 __all__ = ["WATCHED", "EarlyStopping"]
 
-#: What may be watched: names of figures of an epoch, and whether more of it is better.
+#: Metrics that can be watched, and whether higher is better.
 WATCHED = {
     "loss": False,
     "train_accuracy": True,
@@ -25,7 +25,7 @@ WATCHED = {
 
 @dataclass
 class EarlyStopping:
-    """Says stop once a figure has not got better by more than ``tolerance`` for ``patience`` epochs in a row.
+    """Ends a training once a metric has not improved by more than ``tolerance`` for ``patience`` epochs in a row.
 
     Examples
     --------
@@ -37,7 +37,7 @@ class EarlyStopping:
     watch: str  # a key of WATCHED
     patience: int  # epochs
     tolerance: float = 0.0
-    best: float = math.inf  # the lower, the better
+    best: float = math.inf  # lowest cost so far
     waited: int = 0  # epochs
 
     def __post_init__(self) -> None:
@@ -47,7 +47,7 @@ class EarlyStopping:
             raise ValueError(f"patience must be at least 1 and tolerance at least 0, not {self.patience} and {self.tolerance}")
 
     def after_epoch(self, figure: float | None) -> bool:
-        """Whether to stop after an epoch with this figure; None is never better than before."""
+        """Return True if training has to stop after an epoch with this metric; None never counts as an improvement."""
         cost = math.inf if figure is None else -figure if WATCHED[self.watch] else figure
         if cost < self.best - self.tolerance or (self.best == math.inf and cost < math.inf):
             self.best, self.waited = cost, 0
@@ -57,13 +57,13 @@ class EarlyStopping:
 
     @property
     def reached(self) -> bool:
-        """Whether to stop after the epochs so far."""
+        """True if training has to stop after the epochs so far."""
         return self.waited >= self.patience
 
     def state(self) -> dict[str, float]:
-        """What it remembers, for a checkpoint."""
+        """Return the state for a checkpoint."""
         return {"best": self.best, "waited": self.waited}
 
     def restore(self, state: dict[str, float]) -> None:
-        """Remember this again."""
+        """Restore the state from a checkpoint."""
         self.best, self.waited = state["best"], int(state["waited"])

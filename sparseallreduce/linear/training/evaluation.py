@@ -1,4 +1,4 @@
-"""What the figures of an epoch are, and which of its models did best on the samples held out."""
+"""The metrics of an epoch, and the model that is best on the samples held out."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ __all__ = ["Best", "Evaluation"]
 Array = NDArray[Any]
 
 _FIGURES = [f"{of}_{figure}" for of in ("train", "test", "validation") for figure in ("loss", "accuracy", "auc")]
-_FIGURES.remove("train_loss")  # which is the loss
+_FIGURES.remove("train_loss")  # reported as the loss
 
 
 class Best(NamedTuple):
-    """The model that did best on the samples held out."""
+    """The model that is best on the samples held out."""
 
-    cost: float  # the lower the better
+    cost: float  # lower is better
     epoch: int
     weights: Array
 
 
 class Evaluation:
-    """Measures a model on this rank's samples and those of all others.
+    """Evaluates a model on the samples of all ranks.
 
     Parameters
     ----------
     model : LinearModel
     dataset : Dataset
-        The samples of this rank, trained on or held out.
+        This rank's samples, both for training and held out.
     division : Division
     watch : str
-        The figure of the samples held out by which a model is the best.
+        Metric of the samples held out that selects the best model.
     comm : communicator
-        Of all ranks.
+        Communicator of all ranks.
     """
 
     def __init__(self, model: LinearModel, dataset: Dataset, division: Division, watch: str, comm: Any) -> None:
@@ -61,16 +61,16 @@ class Evaluation:
         self._threshold: float | None = None
 
     def find_threshold(self) -> None:
-        """Find out which score parts the classes; collective, before anything is measured."""
+        """Determine the score that separates the classes. Collective; called before any evaluation."""
         self._threshold = class_threshold(self._model, self._dataset, self._comm)
 
     def sums_so_far(self, workers: Any) -> Sums:
-        """Those of the epoch's samples on all workers before their steps; collective over these."""
-        own = agreed(workers, lambda: self.progressive.sums(self._threshold))  # the loss may be a user's own
+        """Return the sums over the epoch's samples on all workers, each before its step. Collective over these."""
+        own = agreed(workers, lambda: self.progressive.sums(self._threshold))  # the loss may be user code
         return Sums.total([self.progressive.before, *gather(workers, own)])
 
     def before_steps(self) -> dict[str, Any]:
-        """Figures of an epoch's samples before their steps, by the names of :class:`Epoch`; no others are known yet. Collective."""
+        """Return progressive metrics of an epoch under the names of :class:`Epoch`; other metrics are None. Collective."""
         loss, accuracy = self.sums_so_far(self._comm).means(self._threshold)
         known = loss is not None and math.isfinite(loss)
         return dict.fromkeys(_FIGURES) | {
@@ -81,7 +81,7 @@ class Evaluation:
         }
 
     def of_weights(self, weights: Weights, test: Dataset | None) -> dict[str, Any]:
-        """Figures of the samples trained on, of those held out and of a test set; collective."""
+        """Return metrics of the training samples, those held out and a test set. Collective."""
         measured, division = self._measuring(weights), self._division
         training = measured(self._dataset, division.rows)
         figures = {"loss": training.loss + weights.penalty(), "train_accuracy": training.accuracy, "train_auc": training.auc}
@@ -92,7 +92,7 @@ class Evaluation:
         return figures | {"evaluated": True}
 
     def keep_if_best(self, epoch: Epoch, weights: Weights) -> None:
-        """Keep the weights after an epoch, if none before did as well on the samples held out."""
+        """Save the weights after an epoch if they are the best so far on the samples held out."""
         if epoch.validation_loss is None:
             return
         figure = getattr(epoch, self._watch)
@@ -101,7 +101,7 @@ class Evaluation:
             self.best = Best(cost, epoch.epoch, weights.to_array())
 
     def _measuring(self, weights: Weights) -> Callable[[Dataset, Array | None], Metrics]:
-        """What measures these weights on some rows of a data set, or on all of them; collective, and so is each of its calls."""
+        """Return a function that evaluates these weights on some rows of a data set, or on all. Collective, and so are its calls."""
         if self._model.columns is not None:
             final = weights.final()
             return lambda dataset, rows: evaluate_classes(self._model, final, dataset, self._comm, rows)

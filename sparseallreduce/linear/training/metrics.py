@@ -21,23 +21,23 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Metrics:
-    """How good a model is on a set of samples."""
+    """Metrics of a model on a set of samples."""
 
-    loss: float  # mean of a sample, by the weights of samples where they have any; without penalty
-    accuracy: float | None  # share of samples on the right side of the threshold, or whose class scores highest; None without classes
-    auc: float | None  # area under the ROC curve; None where labels are no two classes, or all samples are of one
+    loss: float  # mean loss of the samples, each times its weight, without penalty
+    accuracy: float | None  # fraction of samples on the correct side of the threshold, or whose class scores highest; None for regression
+    auc: float | None  # area under the ROC curve; None unless there are two classes and samples of both
 
 
 class Sums(NamedTuple):
-    """What the loss and the accuracy of some samples are the means of."""
+    """Sums over some samples, from which loss and accuracy follow."""
 
     loss: float = 0.0
-    right: int = 0  # on the right side of the threshold, or whose own class of several has the highest score
+    right: int = 0  # samples on the correct side of the threshold, or whose class scores highest
     samples: int = 0
 
     @classmethod
     def of(cls, model: LinearModel, scores: Array, labels: Array, weights: Array | None, threshold: float | None) -> Sums:
-        """Those of samples with these scores."""
+        """Return the sums of samples with these scores."""
         losses = model.loss(scores, labels)
         loss = float(losses.sum() if weights is None else np.dot(losses, weights))
         if model.columns is not None:
@@ -49,36 +49,36 @@ class Sums(NamedTuple):
 
     @classmethod
     def total(cls, parts: Iterable[Sums]) -> Sums:
-        """Those of all parts together."""
+        """Return the sums of all parts together."""
         return cls(*map(sum, zip(*parts, strict=True)))
 
     def means(self, threshold: float | None) -> tuple[float | None, float | None]:
-        """Loss and accuracy; None where there is none."""
+        """Return loss and accuracy, None if they are undefined."""
         if not self.samples:
             return None, None
         return self.loss / self.samples, None if threshold is None else self.right / self.samples
 
 
 def evaluate(model: LinearModel, scores: Array, dataset: Dataset, threshold: float | None, comm: Any, rows: Array | None = None) -> Metrics:
-    """What the scores of this rank's samples, and those of all other ranks, come to; collective, the same on every rank.
+    """Return the metrics of the scores of all ranks' samples. Collective; the same on every rank.
 
     Parameters
     ----------
     model : LinearModel
     scores : ndarray
-        Of the samples of ``dataset``, float64; shape (samples,), or (samples, K) if the model has K columns.
+        Scores of the samples of ``dataset``, float64; shape (samples,), or (samples, K) if the model has K columns.
     dataset : Dataset
-        With samples on some rank.
+        This rank's samples; at least one rank must have some.
     threshold : float or None
-        The score, and the label, that parts the classes; see :func:`class_threshold`.
+        Score, and label, that separates the classes; see :func:`class_threshold`.
     comm : communicator
     rows : ndarray, optional
-        Which of this rank's samples count; all if not given.
+        Rows of this rank to evaluate; all by default.
     """
     labels, weights = dataset.labels, dataset.weights
     if rows is not None:
         scores, labels, weights = scores[rows], labels[rows], None if weights is None else weights[rows]
-    own = agreed(comm, lambda: Sums.of(model, scores, labels, weights, threshold))  # the loss may be a user's own
+    own = agreed(comm, lambda: Sums.of(model, scores, labels, weights, threshold))  # the loss may be user code
     loss, accuracy = Sums.total(gather(comm, own)).means(threshold)
     assert loss is not None
     two = threshold is not None and model.columns is None
@@ -86,7 +86,7 @@ def evaluate(model: LinearModel, scores: Array, dataset: Dataset, threshold: flo
 
 
 def class_threshold(model: LinearModel, dataset: Dataset, comm: Any) -> float | None:
-    """The score that parts the classes: zero, or for regression the middle of the two labels if there are no more than two."""
+    """Return the score that separates the classes: zero, or for regression the mean of the two labels if there are only two."""
     if model.classifies:
         return 0.0
     labels = sorted(set().union(*gather(comm, np.unique(dataset.labels)[:3].tolist())))

@@ -1,4 +1,4 @@
-"""Picking the rate and the beta of adaptive steps where none is given: by the progressive loss of short trials."""
+"""Choice of rate and beta of adaptive steps by the progressive loss of short trials, if neither is given."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ __all__ = ["CANDIDATES", "Pick", "first_samples", "picked"]
 
 Array = NDArray[Any]
 
-_SAMPLES = 2048  # of all ranks, that a trial goes over
-# How much less the loss must be than with the first candidate, which is slower at first than it is in the end: on samples like URL's the
-# hinge loss of the second one is 5 % less here, and its accuracy after ten passes is .85 where the first has .87; on texts 10 to 20 %.
+_SAMPLES = 2048  # number of samples of a trial, over all ranks
+# Required advantage over the first candidate, which starts slowly but ends well: on samples like URL's the hinge loss of the second one is
+# 5 % lower in a trial, and its accuracy after ten passes is .85 instead of .87; on texts its loss is 10 to 20 % lower.
 _MARGIN = 0.08
 
 
 class Pick(NamedTuple):
-    """A learning rate of "ftrl" and its beta, in the units of the options of `train`, and how the rate decays."""
+    """A learning rate of "ftrl" and its beta, in the units of the options of `train`, and the decay of the rate."""
 
     rate: float
     beta: float
     power: float
 
     def schedule(self, steps: int) -> InverseScaling:
-        """Return the rates, where a pass has so many steps: after p passes, the first rate divided by ``(1 + p)**power``."""
+        """Return the schedule for passes of this many steps: after p passes, the rate is divided by ``(1 + p)**power``."""
         return InverseScaling(self.rate, self.power, steps)
 
 
-#: Many rare features that decide little want a large beta, so that they do not outweigh frequent ones, and steps that stay large for long;
-#: few that all decide, none, and steps that get small before samples are learned by heart.
+#: Many rare features of little effect need a large beta, so that they do not outweigh frequent ones, and steps that stay large for long;
+#: few features that all matter need no beta, and steps that get small before they overfit.
 CANDIDATES = (Pick(5.0, 20.0, 0.25), Pick(1.5, 4.0, 0.5), Pick(0.5, 0.0, 1.0))
 
 
@@ -59,23 +59,23 @@ def picked(
     seed: int,
     rate_unit: float,
 ) -> Pick:
-    """Return the first candidate, or one whose progressive loss on the first samples of the first pass is clearly less. Collective.
+    """Return the first candidate, or one whose progressive loss on the first samples is clearly lower. Collective.
 
-    Every rank goes over its own part of these samples by itself. Progressive losses are those of samples before their step, so that fitting
-    them too closely is no gain. The choice is the same on all ranks.
+    Every rank trains on its own part of these samples independently. Progressive losses are those of samples before their step, so that
+    overfitting is no advantage. The choice is the same on all ranks.
 
     Parameters
     ----------
     division : Division
-        Which samples are trained on.
+        Division of the samples into those for training and those held out.
     descent : callable
-        From a beta in units of :class:`Pick`, and the samples of a step, to how a step changes the weights.
+        Function that returns the update rule, given a beta in units of :class:`Pick` and the number of samples per step.
     batch, own_batch : int
-        Samples of a step, of all ranks together and of one.
+        Number of samples per step, of all ranks together and of one.
     seed : int
-        Of the order of samples.
+        Seed of the order of samples.
     rate_unit : float
-        What rates are multiplied by.
+        Factor of the rates.
     """
     samples = agreed(comm, lambda: first_samples(dataset, division, batch, seed))
 
@@ -96,7 +96,7 @@ def picked(
 
 
 def first_samples(dataset: Dataset, division: Division, batch: int, seed: int, most: int = _SAMPLES) -> Dataset:
-    """Return this rank's samples of the first steps of the first epoch, about ``most`` of all ranks, as all that there are."""
+    """Return this rank's samples of the first steps of the first epoch, about ``most`` over all ranks, as a data set of its own."""
     starts, order = dealt(division, dataset.rows, batch, (seed, 1))
     rows = np.sort(order[: starts[min(len(starts) - 1, -(-most // batch))]])
     extents = np.diff(dataset.indptr)[rows]

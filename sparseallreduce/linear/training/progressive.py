@@ -1,4 +1,4 @@
-"""Progressive validation: how well each sample was predicted before the step that it was in."""
+"""Progressive validation: predictions of samples before the steps that learn from them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ Array = NDArray[Any]
 
 
 class Progressive:
-    """The scores of an epoch's samples on this rank, which steps compute anyway; losses are worked out when they are asked for.
+    """The scores of an epoch's samples on this rank, which steps compute anyway. Losses are computed on demand.
 
-    Where each sample has many scores, they are not kept, and losses are worked out at once. Scores on a GPU stay there until then.
-
-    In one pass over the samples no score knows of its own label, so that loss and accuracy are those on samples not seen before (Blum,
-    Kalai and Langford, *Beating the hold-out*, 1999); in later passes weights have seen each in the pass before.
+    With several scores per sample, losses are computed immediately and scores are not kept. Scores on a GPU stay there.
+    In one pass over the samples no score depends on its own label, so loss and accuracy are those on unseen samples (Blum,
+    Kalai and Langford, *Beating the hold-out*, 1999); in later passes the weights have seen each sample in the pass before.
 
     Parameters
     ----------
@@ -33,25 +32,25 @@ class Progressive:
     Attributes
     ----------
     before : Sums
-        Of all ranks, from before the run was resumed in this epoch.
+        Sums of all ranks from before the run was resumed in this epoch.
     """
 
     def __init__(self, model: LinearModel, dataset: Dataset) -> None:
         self._model = model
         self._dataset = dataset
         self._scores = np.empty(0)
-        self._sums = Sums()  # of scores that are not kept
+        self._sums = Sums()  # sums of scores that are not kept
         self.reset()
 
     def reset(self) -> None:
-        """No sample has been scored in this epoch."""
+        """Discard all scores, at the start of an epoch."""
         self.before = Sums()
         self._order = np.empty(0, np.int64)
         self._sums = Sums()
         self._begin = self._end = 0
 
     def begin(self, order: Array, start: int) -> None:
-        """The rows of this rank, in the order of steps; those from ``start`` on are to be scored."""
+        """Set the order in which this rank's rows are scored, from ``start`` on."""
         self._sums = Sums()
         if self._model.columns is None and len(self._scores) != len(order):
             self._scores = np.empty(len(order))
@@ -59,7 +58,7 @@ class Progressive:
         self._begin = self._end = start
 
     def note(self, scores: Array) -> None:
-        """The scores of the rows that come next."""
+        """Record the scores of the next rows."""
         end = self._end + len(scores)
         if self._model.columns is not None:
             self._sums = Sums.total([self._sums, self._of(self._order[self._end : end], as_host(scores), None)])
@@ -71,7 +70,7 @@ class Progressive:
         self._end = end
 
     def sums(self, threshold: float | None) -> Sums:
-        """Those of this rank's scores; ``before`` is not in them."""
+        """Return the sums of this rank's scores, without ``before``."""
         if self._model.columns is not None:
             return self._sums
         return self._of(self._order[self._begin : self._end], as_host(self._scores[self._begin : self._end]), threshold)

@@ -1,4 +1,4 @@
-"""How a training is written down in checkpoints, and goes on from one."""
+"""Writing a training run to checkpoints, and resuming it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["Resumable"]
 
 
 class Resumable:
-    """The part of a trainer that has to do with checkpoints; of its attributes, this sets those of a run that goes on."""
+    """The part of a trainer that writes and reads checkpoints; it sets the trainer's attributes when a run is resumed."""
 
     model: LinearModel
     strategy: Strategy
@@ -44,29 +44,30 @@ class Resumable:
     _position: int  # steps taken in the present epoch
     _progressive: Progressive
     _saved: int  # step of the last checkpoint
-    _tested_before: str | None  # of a run that was resumed: which test set its epochs are measured on
+    _tested_before: str | None  # fingerprint of the test set that the epochs before a resume were evaluated on
     _test_set: str
 
     @property
     def steps(self) -> int:
-        """Steps in an epoch."""
+        """The number of steps in an epoch."""
         raise NotImplementedError
 
     def resume(self, checkpoint: Checkpoint) -> None:
-        """Go on where a run was when it wrote the checkpoint; collective, before :meth:`run`.
+        """Continue a run from a checkpoint. Collective; called before :meth:`run`.
 
         Raises
         ------
         CheckpointError
-            On all ranks, if data, model or options differ, with the difference named; the number of epochs may. Whether the test set is
-            the same as before, if there was one, :meth:`run` finds out.
+            On all ranks, if data, model or options differ, with the difference named. The number of epochs may differ. Whether the test set
+            is the same as before, if there was one, is checked by :meth:`run`.
         """
         together(self.comm, lambda: self._resume(checkpoint))
 
     def _resume(self, checkpoint: Checkpoint) -> None:
         agreed(self.comm, lambda: check_identity(checkpoint.identity, self._identity))
         agreed(self.comm, lambda: self._take_progress(checkpoint))
-        before = {"learning rate of the last step": checkpoint.progress.get("rate")}  # a function's name does not say what it is made of
+        # The name of a schedule that is a function does not tell its parameters, so its last rate is compared.
+        before = {"learning rate of the last step": checkpoint.progress.get("rate")}
         agreed(self.comm, lambda: check_identity(before, {"learning rate of the last step": self._last_rate()}))
         failure: CheckpointError | None = None
         try:
@@ -74,10 +75,10 @@ class Resumable:
                 self.strategy.restore({name: value for name, value in checkpoint.state.items() if name != "best"})
         except CheckpointError as error:
             failure = error
-        agreed(self.comm, lambda: _raise(failure))  # where ranks have parts of their own
+        agreed(self.comm, lambda: _raise(failure))  # ranks restore different parts
 
     def _take_progress(self, checkpoint: Checkpoint) -> None:
-        """Have of the trainer's own what a checkpoint says."""
+        """Restore the trainer's own state from a checkpoint."""
         with nonsense_refused(checkpoint):
             self._take(checkpoint.progress, checkpoint.state.get("best"))
             self._last_rate()
@@ -89,7 +90,7 @@ class Resumable:
         self.history = [epoch_of(record) for record in progress["epochs"]]
         watched = [*progress["schedule"].values(), *progress["stopping"].values()]
         if not all(isinstance(value, int | float) for value in (*watched, *progress["progressive"])):
-            raise TypeError("some figures are no numbers")
+            raise TypeError("some figures are not numbers")
         if isinstance(self.schedule, Reactive):
             self.schedule.restore(progress["schedule"])
         if self.stopping is not None:
@@ -104,7 +105,7 @@ class Resumable:
             self._evaluation.best = Best(float(cost), _count(epoch), best)
 
     def _note_test_set(self, test: Dataset | None) -> None:
-        """Have checkpoints tell which test set epochs are measured on, if it is the one that they were measured on before; collective."""
+        """Record the test set for checkpoints; raise an error if earlier epochs were evaluated on another one. Collective."""
         if self.checkpoints is None:
             return
         self._test_set = "none" if test is None else data_fingerprint(test, self.comm)
@@ -115,14 +116,14 @@ class Resumable:
         return self.checkpoints is not None and self.checkpoints.due_after(self.step) and self._position < self.steps
 
     def _due_at_end(self) -> bool:
-        """Whether to write a checkpoint after the last step of an epoch."""
+        """Return True if a checkpoint is due after the last step of an epoch."""
         if self.checkpoints is None:
             return False
         often = self.checkpoints.after_epochs or not self.strategy.in_step
         return often or self.checkpoints.due_after(self.step) or len(self.history) + 1 == self.options.epochs
 
     def _save(self, drained: bool = False) -> None:
-        """Write a checkpoint, if there is a place for it; collective over the workers, or once all is ``drained`` over all ranks."""
+        """Write a checkpoint, if there is a folder. Collective over the workers, or once ``drained`` over all ranks."""
         if self.checkpoints is None:
             return
         self._saved = self.step
@@ -158,7 +159,7 @@ class Resumable:
         return f"{where}; a checkpoint is in {self.checkpoints.folder}: resume from there"
 
     def _identified(self) -> dict[str, Any]:
-        """What a run must have in common with another to be its continuation; collective."""
+        """Return what must be equal in a run that continues this one. Collective."""
         return {
             "data": data_fingerprint(self.dataset, self.comm),
             "samples": self.dataset.total_samples,
@@ -177,9 +178,9 @@ class Resumable:
 
 
 def _count(value: Any) -> int:
-    """A whole number that is not below zero; raises TypeError if it is something else."""
+    """Return a non-negative integer; raise TypeError for anything else."""
     if type(value) is not int or value < 0:
-        raise TypeError(f"{value!r:.40} counts nothing")
+        raise TypeError(f"{value!r:.40} is not a count")
     return value
 
 

@@ -1,8 +1,8 @@
 """Learning-rate schedules: the rate eta_t of every step of SGD.
 
-MPI-SGD has two strategies of adapting the rate (thesis section 4.2, point 3), which the thesis does not name; it refers to Robbins
-and Monro for what they must satisfy (section 2.1), and builds on the code of Hogwild!, which multiplies the rate by a constant after
-each epoch: :class:`StepDecay`. The schedules here are of both kinds, and what has proved itself since; each names its source.
+MPI-SGD has two strategies of adapting the rate (thesis section 4.2, point 3), which the thesis does not name; it refers to Robbins and
+Monro for the conditions that they must satisfy (section 2.1), and builds on the code of Hogwild!, which multiplies the rate by a constant
+after each epoch: :class:`StepDecay`. The schedules here are of both kinds, and well-tried later ones; each names its source.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ __all__ = [
     "StepDecay",
 ]
 
-#: The learning rate of step t = 0, 1, ..., counted over all epochs.
+#: A function that returns the learning rate of step t = 0, 1, ..., counted over all epochs.
 Schedule = Callable[[int], float]
 
 
 @dataclass(frozen=True)
 class Constant:
-    """The same rate at every step.
+    """The same rate in every step.
 
     >>> Constant(0.5)(1000)
     0.5
@@ -47,9 +47,9 @@ class Constant:
 
 @dataclass(frozen=True)
 class InverseScaling:
-    """``rate / (1 + step / every)**power``, what scikit-learn calls "invscaling" where ``every`` is one step.
+    """The rate ``rate / (1 + step / every)**power``, which scikit-learn calls "invscaling" for ``every=1``.
 
-    For a power above 1/2 and up to 1 the rates add up to infinity and their squares do not, as Robbins and Monro ask (thesis section
+    For a power above 1/2 and up to 1 the rates sum to infinity and their squares do not, as Robbins and Monro require (thesis section
     2.1; *A stochastic approximation method*, 1951); with averaged weights a power below 1 is best (Polyak and Juditsky, 1992).
 
     >>> InverseScaling(0.5, power=0.5)(99)
@@ -70,10 +70,10 @@ class InverseScaling:
 
 @dataclass(frozen=True)
 class InverseTime:
-    """``rate / (1 + step / halving)``: half the rate after ``halving`` steps, a third after twice as many, and so on.
+    """The rate ``rate / (1 + step / halving)``: a half after ``halving`` steps, a third after twice as many, and so on.
 
     With an L2 term of factor lambda, ``halving = 1 / (rate * lambda)`` is the schedule of Bottou (*Stochastic gradient descent
-    tricks*, 2012, section 5.2), which comes to 1 / (lambda t), that of Pegasos (Shalev-Shwartz et al., 2007).
+    tricks*, 2012, section 5.2), which approaches 1 / (lambda t), that of Pegasos (Shalev-Shwartz et al., 2007).
 
     >>> InverseTime(0.5, halving=100)(300)
     0.125
@@ -91,9 +91,9 @@ class InverseTime:
 
 @dataclass(frozen=True)
 class StepDecay:
-    """The rate is multiplied by ``factor`` after every so many steps.
+    """A rate that is multiplied by ``factor`` after every ``every`` steps.
 
-    With the steps of an epoch this is what Hogwild! does, by a constant factor (Niu et al., 2011, section 7), on whose code MPI-SGD builds.
+    If that is an epoch, it is the schedule of Hogwild! (Niu et al., 2011, section 7), on whose code MPI-SGD builds.
 
     >>> [round(StepDecay(0.5, factor=0.9, every=10)(step), 4) for step in (9, 10, 25)]
     [0.5, 0.45, 0.405]
@@ -112,33 +112,33 @@ class StepDecay:
 
 
 class Reactive(ABC):
-    """A schedule that is told the training loss after every epoch, the same on all ranks, and so stays the same on all ranks."""
+    """Base class of schedules that depend on the training loss of each epoch, which is the same on all ranks."""
 
     @abstractmethod
     def __call__(self, step: int) -> float:
-        """The rate of a step."""
+        """Return the rate of a step."""
 
     @abstractmethod
     def react(self, loss: float) -> None:
-        """An epoch has ended with this loss of the training set, penalty included."""
+        """Adapt to the loss of the training set, including penalty, after an epoch."""
 
-    def limit(self, rate: float) -> None:  # noqa: B027  # not abstract: few schedules grow
-        """Never grow to this rate; a schedule that does not grow by itself need not listen."""
+    def limit(self, rate: float) -> None:  # noqa: B027  # not abstract: few schedules increase the rate
+        """Keep the rate below this value if it increases. Schedules that never increase it can ignore this."""
 
     @abstractmethod
     def state(self) -> dict[str, float]:
-        """What it remembers, for a checkpoint."""
+        """Return the state for a checkpoint."""
 
     @abstractmethod
     def restore(self, state: dict[str, float]) -> None:
-        """Remember this again."""
+        """Restore the state from a checkpoint."""
 
 
 @dataclass
 class BoldDriver(Reactive):
-    """The rate grows by 5 % after an epoch in which the loss fell, and halves after one in which it rose.
+    """A rate that grows by 5 % after an epoch in which the loss decreased, and halves after one in which it increased.
 
-    Growth that would take it to a :meth:`limit` is left out.
+    An increase to a :meth:`limit` or above is skipped.
 
     The heuristic of Battiti (*Accelerated backpropagation learning*, 1989) in the form of Gemulla et al. (*Large-scale matrix
     factorization with distributed stochastic gradient descent*, 2011, section 5.1).
@@ -153,8 +153,8 @@ class BoldDriver(Reactive):
     rate: float
     growth: float = 1.05
     cut: float = 0.5
-    last: float = math.inf  # loss
-    most: float = field(default=math.inf, repr=False)  # that the rate stays below as it grows
+    last: float = math.inf  # loss of the last epoch
+    most: float = field(default=math.inf, repr=False)  # limit of the rate when it grows
 
     def __post_init__(self) -> None:
         _require(self.growth >= 1, f"the growth must be at least 1, not {self.growth}")
@@ -182,9 +182,9 @@ class BoldDriver(Reactive):
 
 @dataclass
 class Plateau(Reactive):
-    """The rate is multiplied by ``factor`` when the loss has not fallen by ``tolerance`` for ``patience`` epochs in a row.
+    """A rate that is multiplied by ``factor`` if the loss has not decreased by ``tolerance`` for ``patience`` epochs in a row.
 
-    What scikit-learn's ``SGDClassifier`` calls "adaptive", with its defaults.
+    It is the schedule "adaptive" of scikit-learn's ``SGDClassifier``, with its defaults.
 
     >>> schedule = Plateau(0.5, patience=2)
     >>> for loss in (0.7, 0.6, 0.6, 0.61):
@@ -197,7 +197,7 @@ class Plateau(Reactive):
     factor: float = 0.2
     patience: int = 5  # epochs
     tolerance: float = 1e-3
-    best: float = math.inf  # loss
+    best: float = math.inf  # lowest loss
     waited: int = 0  # epochs
 
     def __post_init__(self) -> None:
@@ -223,10 +223,10 @@ class Plateau(Reactive):
 
 @dataclass
 class LargeBatch(Reactive):
-    """Another schedule, scaled with the batch: its rates times ``factor``, to which they climb over the first ``steps``.
+    """Another schedule scaled with the batch: its rates times ``factor``, reached by a linear warm-up over the first ``steps``.
 
-    When the batch gets k times as large, the rate gets k times as large too, and starts unscaled, because the first steps, in which
-    the weights change fast, would not bear it (Goyal et al., *Accurate, large minibatch SGD*, 2017, sections 2.1 and 2.2, to which
+    If the batch gets k times as large, the rate gets k times as large too, and starts unscaled, because the first steps, in which
+    the weights change fast, would diverge (Goyal et al., *Accurate, large minibatch SGD*, 2017, sections 2.1 and 2.2, to which
     the thesis refers in section 2.1).
 
     >>> schedule = LargeBatch(Constant(0.5), factor=4, steps=10)
@@ -236,7 +236,7 @@ class LargeBatch(Reactive):
 
     schedule: Schedule
     factor: float = 1.0
-    steps: int = 0  # of the climb
+    steps: int = 0  # length of the warm-up
 
     def __post_init__(self) -> None:
         _require(self.factor > 0, f"the factor of the batch must be above 0, not {self.factor}")
@@ -264,14 +264,14 @@ class LargeBatch(Reactive):
 
 @dataclass
 class Onward(Reactive):
-    """Another schedule from a later step on: that of a run which goes on where others ended.
+    """Another schedule shifted by a number of steps, for a run that continues earlier ones.
 
     >>> Onward(InverseTime(1.0, halving=1), 3)(0)
     0.25
     """
 
     schedule: Schedule
-    steps: int  # of the others
+    steps: int  # number of steps of the earlier runs
 
     def __call__(self, step: int) -> float:
         return self.schedule(step + self.steps)

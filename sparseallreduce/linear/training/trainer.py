@@ -1,4 +1,4 @@
-"""The trainer: data-parallel mini-batch SGD on a linear model (thesis sections 2.1, algorithm 1, and 4.2)."""
+"""The trainer: data-parallel mini-batch SGD for a linear model (thesis sections 2.1, algorithm 1, and 4.2)."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ __all__ = ["PHASES", "Epoch", "Options", "SparseBatchWarning", "Trainer"]
 
 Array = NDArray[Any]
 
-_MOST = 0.99  # of the learning rate at which the L2 term would turn signs, that a schedule may come to by itself
+_MOST = 0.99  # limit of schedules, as a fraction of the learning rate at which the L2 term would flip the signs of weights
 
 
 class SparseBatchWarning(UserWarning):
-    """Batches have so few non-zeros, or so many features, that a GPU is not worth it."""
+    """Warns that batches have too few non-zeros, or too many features, for a GPU to be worth using."""
 
 
 class _Failure(NamedTuple):
-    """What a worker tells the others where it has failed beside the sums."""
+    """A worker's record of an error outside of sums, for the other workers."""
 
     rank: int
-    error: str  # its class
+    error: str  # name of its class
     text: str
 
 
@@ -54,43 +54,43 @@ class Trainer(Resumable):
     """Trains the weights of a model on the samples of all ranks.
 
     A step has three parts: every rank computes the gradient of those samples of the global batch that it holds, the strategy sums
-    these gradients, and every rank subtracts the sum from its own copy of the weights. All ranks make their trainers together.
+    these gradients, and every rank subtracts the sum from its own copy of the weights. Creating a trainer is collective.
 
     Parameters
     ----------
     model : LinearModel
     strategy : Strategy
-        Made of this rank's training samples and the communicator.
+        Strategy created from this rank's training samples and the communicator.
     schedule : callable
-        From the number of a step to its learning rate: at least 0, and times ``l2`` below 1 minus the momentum, but for adaptive
-        weights. A :class:`~sparseallreduce.linear.training.schedules.Reactive` one is told the loss.
+        Function that returns the learning rate of a step, given its number: at least 0, and, except for adaptive weights, times ``l2``
+        below 1 minus the momentum. A :class:`~sparseallreduce.linear.training.schedules.Reactive` schedule also gets the loss of each
+        epoch.
     options : Options
     stopping : EarlyStopping, optional
     checkpoints : Checkpoints, optional
-        Where and how often to write down the state of training.
+        Where and how often to write checkpoints.
     rate_unit : float, optional
-        What the rates of the schedule are multiplied by, see
-        :func:`~sparseallreduce.linear.data.feature_scaling.adaptive_rate_unit`.
+        Factor of the schedule's rates, see :func:`~sparseallreduce.linear.data.feature_scaling.adaptive_rate_unit`.
 
     Attributes
     ----------
     step : int
         Steps taken, over all epochs.
     history : list of Epoch
-        The epochs that have ended, those before a resumption included.
+        Epochs that have ended, including those before a resume.
     division : Division
-        Which samples are trained on, and which are held out for validation.
+        Division of the samples into those for training and those held out for validation.
 
     Raises
     ------
     ValueError
-        On all ranks alike, if early stopping watches what is never evaluated.
+        On all ranks, if early stopping watches a metric that is never computed.
     DatasetError
-        On all ranks alike, if there are no samples, too few to hold some out, or labels of another kind than the model's.
+        On all ranks, if there are no samples, too few to hold some out, or labels that do not fit the model.
     MismatchError
-        On all ranks alike, if settings differ between ranks, or their samples do not make up one data set.
+        On all ranks, if settings differ between ranks, or their samples do not form one data set.
     AlgorithmError
-        On all ranks alike, if the first learning rate, or that at the end of a warm-up, is out of range.
+        On all ranks, if the first learning rate, or that at the end of a warm-up, is out of range.
     """
 
     def __init__(
@@ -118,11 +118,11 @@ class Trainer(Resumable):
         self._position = 0  # steps taken in the present epoch
         self._stop: str | None = None
         self._saved = -1  # step of the last checkpoint
-        self._tested_before: str | None = None  # of a run that was resumed: which test set its epochs are measured on
+        self._tested_before: str | None = None  # fingerprint of the test set that the epochs before a resume were evaluated on
         together(self.comm, self._make)
 
     def _make(self) -> None:
-        """Check what has been given, and find out which samples there are; collective."""
+        """Check the arguments and divide the samples. Collective."""
         strategy, schedule, options, model = self.strategy, self.schedule, self.options, self.model
         self.batch, settings = agreed(self.comm, self._checked)
         check_alike(self.comm, settings)
@@ -138,7 +138,7 @@ class Trainer(Resumable):
             self._warn_of_sparse_batches()
 
     def _warn_of_sparse_batches(self) -> None:
-        """Say on the first rank if batches are such that a GPU is not worth it; collective."""
+        """Warn on the first rank if batches are too sparse for a GPU. Collective."""
         workers = self.strategy.workers
         found = gather(self.comm, sparse_batch(self.dataset, -(-self.batch // workers), workers))
         reason = next(filter(None, found), None)
@@ -146,13 +146,13 @@ class Trainer(Resumable):
             warnings.warn(f"device='gpu': {reason}", SparseBatchWarning, stacklevel=5)
 
     def _checked(self) -> tuple[int, dict[str, Any]]:
-        """The size of a batch and all settings, if labels and rates are such that this model can be trained by."""
+        """Return the batch size and all settings, after checking that labels and rates suit the model."""
         batch = self.options.global_batch or self.options.batch_size * self.strategy.workers
         if self.model.columns != self.strategy.columns:
             have = f"the model {self.model.name} has {self.model.columns or 1} scores, and the strategy {self.strategy.columns or 1}"
             raise ValueError(f"{have}: give Descent(columns={self.model.columns})")
         if self.strategy.descent.second_order and not isinstance(self.model, Hinge):
-            raise ValueError(f"the update arow is of the model svm, not of {self.model.name}: take another update, or that model")
+            raise ValueError(f"the update arow is for the model svm, not for {self.model.name}: use another update, or svm")
         check_labels(self.dataset, self.model)
         self._check_watched()
         self._rate(0)
@@ -165,16 +165,16 @@ class Trainer(Resumable):
         if watch.startswith("validation") and not self.options.validation:
             raise ValueError(f"early stopping watches {watch}: hold out samples by Options.validation")
         if not self.options.evaluate_every and watch.startswith(("train", "test")):
-            raise ValueError(f"early stopping watches {watch}, which is not known without evaluations: set Options.evaluate_every above 0")
+            raise ValueError(f"early stopping watches {watch}, which needs evaluations: set Options.evaluate_every above 0")
 
     @property
     def _watched(self) -> str:
-        """What early stopping goes by: where not every epoch is evaluated, the loss is the progressive one, as a schedule is told it."""
+        """The metric for early stopping: the progressive loss in place of the loss if not every epoch is evaluated, as for schedules."""
         watch = "" if self.stopping is None else self.stopping.watch
         return "progressive_loss" if watch == "loss" and self.options.evaluate_every != 1 else watch
 
     def _settings(self) -> dict[str, Any]:
-        """What all ranks must have been told alike."""
+        """Return the settings that must be the same on all ranks."""
         checkpoints = self.checkpoints
         identity = self.strategy.identity()
         for agreed_in_sums in ("algorithm", "density"):
@@ -194,31 +194,31 @@ class Trainer(Resumable):
 
     @property
     def weights(self) -> Weights:
-        """What has been learned, the same on every rank; where samples are held out, after :meth:`run` what did best on them."""
+        """The learned weights, the same on every rank; if samples are held out, those that are best on them after :meth:`run`."""
         return self.strategy.weights
 
     @property
     def best(self) -> Best | None:
-        """The model that did best on the samples held out, by what early stopping watches of them, or by the loss; None without them."""
+        """The model that is best on the samples held out, by the metric that early stopping watches or by loss; None without them."""
         return self._evaluation.best
 
     @property
     def steps(self) -> int:
-        """Steps in an epoch."""
+        """The number of steps in an epoch."""
         return -(-self.division.total // self.batch)
 
     def request_stop(self, reason: str) -> None:
-        """Stop soon, on all ranks after the same step; for signal handlers and other callers on any rank."""
+        """Stop soon, on all ranks after the same step. May be called on any rank, also by signal handlers."""
         self._stop = reason
 
     def run(self, test: Dataset | None = None, on_step: Callable[[], object] | None = None) -> Iterator[Epoch]:
-        """Train epoch by epoch; collective over the strategy's communicator.
+        """Train epoch by epoch. Collective over the strategy's communicator.
 
         Parameters
         ----------
         test : Dataset, optional
-            Samples to measure the model on, with the features and the label coding of the training set; shared by the ranks, or given
-            whole on each, as the training set may be.
+            Samples to evaluate the model on, with the features and the label coding of the training set; distributed over the ranks, or all
+            of them on each rank, as for the training set.
         on_step : callable, optional
             Called after every step.
 
@@ -230,21 +230,21 @@ class Trainer(Resumable):
         Raises
         ------
         DatasetError, MismatchError
-            On every rank, before the first step, if the test set is not such, or given on some ranks alone.
+            On every rank, before the first step, if the test set does not match, or is given only on some ranks.
         CheckpointError
-            On every rank, before the first step, if the run was resumed, and had epochs that were measured on another test set, or none;
-            and if a checkpoint cannot be written.
+            On every rank, before the first step, if the run was resumed and its epochs were evaluated on another test set, or none; and if
+            a checkpoint cannot be written.
         AlgorithmError
             On every rank, if the learning rate of a step is out of range.
         DivergenceError
-            On every rank, if a weight or the loss is no longer finite. The checkpoints that were written before are kept.
+            On every rank, if a weight or the loss is no longer finite. Earlier checkpoints are kept.
         TrainingStopped
             On every rank, after :meth:`request_stop` on any; with ``checkpoints``, one has been written.
         """
         return in_turns(self.comm, self._epochs(test, on_step))
 
     def _epochs(self, test: Dataset | None, on_step: Callable[[], object] | None) -> Generator[Epoch, None, None]:
-        """The epochs of :meth:`run`."""
+        """Yield the epochs of :meth:`run`."""
         test = own_test_samples(test, self.dataset, self.model, self.comm, self.strategy.workers)
         self._note_test_set(test)
         if not self.strategy.warm:
@@ -276,11 +276,11 @@ class Trainer(Resumable):
             self.strategy.return_to(self._evaluation.best.weights)
 
     def _stops(self, figures: dict[str, Any]) -> bool:
-        """Whether early stopping ends training with these figures of an epoch."""
+        """Return True if early stopping ends training after an epoch with these metrics."""
         return self.stopping is not None and self.stopping.after_epoch(figures[self._watched])
 
     def _train(self, on_step: Callable[[], object] | None) -> None:
-        """The rest of a pass over the training set."""
+        """Train for the rest of a pass over the training set."""
         stopped = None
         try:
             if self.strategy.serves:
@@ -300,15 +300,15 @@ class Trainer(Resumable):
             if shared is given or given is not error:
                 raise
             raise shared from error
-        told = self.strategy.meet((stopped, self._stop))
-        for stopped, _ in told:
+        workers = self.strategy.meet((stopped, self._stop))
+        for stopped, _ in workers:
             if stopped is not None:
                 raise TrainingStopped(stopped)
-        # Who was asked after the last step has the next epoch end at its beginning.
-        self._stop = next((wish for _, wish in told if wish is not None), None)
+        # A request made after the last step ends the next epoch before its first one.
+        self._stop = next((wish for _, wish in workers if wish is not None), None)
 
     def _take_steps(self, on_step: Callable[[], object] | None) -> str | None:
-        """The steps of a worker; returns why they ended early, if they did, the same on all workers."""
+        """Take the steps of a worker; return the reason if they ended early, the same on all workers."""
         consensus = Consensus(self.strategy.workers_comm, before=self.strategy.settle)
         failure: BaseException | None = None
         starts, order = self._dealt()
@@ -316,15 +316,15 @@ class Trainer(Resumable):
         pages = self.dataset.pages
         for start, end in pairwise(starts[self._position :]):
             if pages is not None:
-                pages.fetch(order[end : 2 * end - start])  # of the next step
+                pages.fetch(order[end : 2 * end - start])  # rows of the next step
             self._take_step(order[start:end])
             if on_step is not None and failure is None:
                 failure = self._called_back(on_step)
             if self.strategy.apart:
                 continue
             if self.strategy.in_step:
-                told: list[str | _Failure] = consensus.after_step(self._wish() if failure is None else self._failure(failure))
-                wishes = self._shared(told, failure) if told else []
+                workers: list[str | _Failure] = consensus.after_step(self._wish() if failure is None else self._failure(failure))
+                wishes = self._shared(workers, failure) if workers else []
                 if self._due() or wishes:
                     self._save()
                 reason = next(filter(None, wishes), None)
@@ -335,29 +335,29 @@ class Trainer(Resumable):
         self.strategy.settle()
         own = (self._stop or "") if failure is None else self._failure(failure)
         reasons = self._shared(gather(self.strategy.workers_comm, own), failure)
-        if not self.strategy.in_step:  # who goes on from here takes no sample for done that one of the workers has not come to
+        if not self.strategy.in_step:  # a resumed run must not skip samples that the slowest worker has not processed
             self.step, self._position = min(gather(self.strategy.workers_comm, (self.step, self._position)))
         if self._due_at_end() or any(reasons):
             self._save()
         return next((self._stopped(reason) for reason in reasons if reason), None)
 
     def _dealt(self) -> tuple[list[int], Array]:
-        """The rows of this rank in the order of this epoch's steps, and where those of each step begin."""
+        """Return this rank's rows in the order of this epoch's steps, and where those of each step start."""
         epoch = self.options.before + len(self.history) + 1
         starts, order = dealt(self.division, self.dataset.rows, self.batch, (self.options.seed, epoch))
         self._progressive.begin(order, starts[self._position])
         return starts, order
 
     def _to_stop(self) -> str | None:
-        """Why this worker, which goes at its own speed, is to stop; the others are told if they do not know."""
-        told = self.strategy.told_to_stop
-        if self._stop is not None and told is None:
+        """Return the reason for this worker, which runs at its own speed, to stop; notify other workers if it is new."""
+        received = self.strategy.told_to_stop
+        if self._stop is not None and received is None:
             self.strategy.ask_to_stop(self._stop)
-        self._stop = self._stop or told
+        self._stop = self._stop or received
         return self._stop
 
     def _called_back(self, on_step: Callable[[], object]) -> BaseException | None:
-        """Call a function of the user's; returns what it raises, if the other ranks cannot hear of it before they meet."""
+        """Call a user's function; return its exception if it has to wait for the next exchange with the other ranks."""
         try:
             on_step()
         except BaseException as error:
@@ -369,11 +369,11 @@ class Trainer(Resumable):
     def _failure(self, error: BaseException) -> _Failure:
         return _Failure(self.comm.rank, type(error).__name__, str(error))
 
-    def _shared(self, told: list[str | _Failure], own: BaseException | None) -> list[str]:
-        """What the workers have told, if none of them has failed; otherwise all raise."""
-        failures = [wish for wish in told if isinstance(wish, _Failure)]
+    def _shared(self, workers: list[str | _Failure], own: BaseException | None) -> list[str]:
+        """Return the requests of the workers, or raise the common error if a worker has failed."""
+        failures = [wish for wish in workers if isinstance(wish, _Failure)]
         if not failures:
-            return [wish for wish in told if isinstance(wish, str)]
+            return [wish for wish in workers if isinstance(wish, str)]
         if own is not None and not isinstance(own, Exception):
             mark_known(self.comm, own)
             raise own
@@ -383,7 +383,7 @@ class Trainer(Resumable):
         raise common_error(records) from own
 
     def _take_step(self, rows: Array) -> None:
-        """One step, to which this rank gives its rows of a batch."""
+        """Take one step, to which this rank contributes its rows of a batch."""
         count = min(self.batch, self.division.total - self._position * self.batch)
         scores = self.strategy.scores(rows)
         self._progressive.note(scores)
@@ -393,7 +393,7 @@ class Trainer(Resumable):
         self._position += 1
 
     def _rate(self, step: int) -> float:
-        """The learning rate of a step, if the weights can bear it: it must not turn their signs by the L2 term alone."""
+        """Return the learning rate of a step; raise an error if the L2 term alone would flip the signs of weights."""
         rate, descent = self.schedule(step) * self.rate_unit, self.strategy.descent
         if not 0 <= rate < math.inf:
             raise AlgorithmError(f"a learning rate must be at least 0 and finite, not {rate:g} as in step {step + 1}: change the schedule")
@@ -404,14 +404,14 @@ class Trainer(Resumable):
         return rate
 
     def _wish(self) -> str | None:
-        """What this rank wants after a step: why to stop; no reason for just a checkpoint; or nothing."""
+        """Return this rank's request after a step: the reason to stop, an empty string for a checkpoint only, or None."""
         self._stop = self._stop or self.strategy.told_to_stop
         if self._stop is not None:
             return self._stop
         return "" if self.checkpoints is not None and self.checkpoints.overdue() else None
 
     def _report(self, figures: dict[str, Any], bytes_sent: int) -> Epoch:
-        """What the epoch came to, from what every rank has noted of it; collective."""
+        """Return the metrics of the epoch, from the records of every rank. Collective."""
         strategy = self.strategy
         ranks = gather(self.comm, (dict(strategy.clock.seconds), bytes_sent, strategy.given_densities, strategy.summed_densities))
         strategy.given_densities, strategy.summed_densities = [], []
@@ -435,7 +435,7 @@ class Trainer(Resumable):
         )
 
     def _conclude(self, epoch: Epoch) -> None:
-        """Count an epoch as done, servers included."""
+        """Record the end of an epoch, also on servers."""
         self.history.append(epoch)
         self.step, self._position = len(self.history) * self.steps, 0
         self._progressive.reset()

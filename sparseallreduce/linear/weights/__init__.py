@@ -1,4 +1,4 @@
-"""The weights of a linear model: plain, lazy, adaptive, and shared by the ranks of a host."""
+"""Weights of a linear model: plain, lazy, adaptive, and shared by the ranks of a host."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 
 
 def new_weights(size: int, descent: Descent, dtype: DTypeLike = np.float32, threads: Threads | None = None) -> Weights:
-    """Weights of zero that descend so, lazy or adaptive ones where it takes them; for the arguments see :class:`Weights`."""
+    """Return zero weights of the class that ``descent`` needs; for the arguments see :class:`Weights`."""
     if descent.second_order:
         return ArowWeights(size, descent, dtype, threads)
     if descent.adaptive:

@@ -1,4 +1,4 @@
-"""Weights of which each has a learning rate of its own, that falls as its gradients add up."""
+"""Weights with one learning rate each, which decreases as its gradients accumulate."""
 
 from __future__ import annotations
 
@@ -20,38 +20,37 @@ __all__ = ["AdaptiveWeights"]
 Array = NDArray[Any]
 
 
-_SCORED = 1 << 20  # entries of rows whose features are numbered when they are scored: more may be scored in bands
+_SCORED = 1 << 20  # largest number of entries of rows whose features are numbered during scoring: more may be scored in bands
 
 
 class AdaptiveWeights(Weights):
-    """As :class:`Weights`, but by FTRL-Proximal (McMahan et al., *Ad click prediction: a view from the trenches*, 2013, algorithm 1).
+    """Weights updated by FTRL-Proximal (McMahan et al., *Ad click prediction: a view from the trenches*, 2013, algorithm 1).
 
     Without penalties a step is that of AdaGrad (Duchi et al., 2011): ``n += g**2; w -= rate * g / sqrt(n)`` for every entry g of the
-    gradient, the intercept's among them. So the units of the loss do not matter, and a weight that has rarely been touched moves far.
-    With the paper's beta above 0 a step is divided by ``beta + sqrt(n)``: while gradients have come to less than beta, the weight goes
-    by a common rate, as with SGD, and a rare feature does not outweigh frequent ones.
+    gradient, including the intercept's. So the scale of the loss has no effect, and a rarely touched weight takes large steps. With the
+    paper's beta above 0 a step is divided by ``beta + sqrt(n)``: as long as the norm of its gradients is below beta, a weight changes at a
+    common rate, as with SGD, and a rare feature does not outweigh frequent ones.
 
-    L1 and L2 are those of the mean loss: with S the sum of all rates so far and v the weight as it would be without them, ``w`` is v drawn
+    L1 and L2 are those of the mean loss: with S the sum of all rates so far and v the weight without penalties, ``w`` is v moved
     towards zero by ``l1 * S / h``, at most to zero, and divided by ``1 + l2 * S / h``, where h is ``beta + sqrt(n)``. This differs from
-    the paper's, which do not grow with the steps, and follows McMahan (*Follow-the-regularized-leader and mirror descent*, 2011, section
-    2), by which loss and penalties together come to their least. A weight that no gradient has touched stays what it was, penalties or
-    not.
+    the paper's penalties, which do not grow with the steps, and follows McMahan (*Follow-the-regularized-leader and mirror descent*, 2011,
+    section 2), so that the sum of loss and penalties is minimised. A weight without gradients does not change, with or without penalties.
 
-    Where the features are ``alike``, a weight without a gradient so far waits for one that is above the rounding errors of sums that
-    cancel, of which a step would go as far as of any other: more than 64 epsilons of the largest entry. Of features whose values are of
-    different sizes such small gradients may be right.
+    If the features are ``alike``, a weight without gradients so far ignores those that may be rounding errors of sums that
+    cancel, because its first step goes equally far for any gradient: they have to exceed 64 epsilons of the largest entry. For features
+    of different scales such small gradients may be correct.
 
-    A weight and its norm lie side by side, since a step needs both: what waits for memory waits once. Where there are columns, those of a
-    feature lie together instead, and so do their norms.
+    A weight and its norm are adjacent in memory, because a step needs both. With columns, the weights of a feature are adjacent instead,
+    and so are its norms.
 
-    All that changes is where the gradient has entries. Reading never writes, since each rank reads others: so replicas keep the same
-    bits.
+    Steps change only the entries of the gradient, and reading never writes, because ranks read different weights: so all copies stay
+    bitwise identical.
 
     Attributes
     ----------
     alike : bool
-        Whether the largest values of all features are about as large, as those of scaled features are; False at first, and to be set alike
-        on all ranks.
+        Whether the largest values of all features are of similar magnitude, as those of scaled features are. False by default; it has to be
+        the same on all ranks.
 
     Examples
     --------
@@ -64,10 +63,10 @@ class AdaptiveWeights(Weights):
     """
 
     _NUMBERS = (*Weights._NUMBERS, "_rates", "_intercept_norm")
-    _numbered: Numbered | None = None  # of weights without columns
-    _times: Array = np.empty(0)  # what the rate of each weight is multiplied by, if there are any
+    _numbered: Numbered | None = None  # only for weights without columns
+    _times: Array = np.empty(0)  # factors of the weights' rates, or empty
     _intercept_times = 1.0
-    _most_counted = True  # whether most rows of the last step had a coefficient that was not zero
+    _most_counted = True  # whether most rows of the last step had a coefficient other than 0
 
     def __init__(self, size: int, descent: Descent | None = None, dtype: DTypeLike = np.float32, threads: Threads | None = None) -> None:
         super().__init__(size, descent or Descent(update="ftrl"), dtype, threads)
@@ -79,11 +78,11 @@ class AdaptiveWeights(Weights):
         self._intercept_norm: Intercept = self._intercept_of(0.0)
         self.alike = False
         self._eps = float(np.finfo(self.unscaled.dtype).eps)
-        self._largest = 0.0  # magnitude of an entry of the present gradient, without the intercept's
+        self._largest = 0.0  # largest magnitude in the present gradient, without the intercept
 
     @property
     def _norms(self) -> Array:
-        """The norms of all weights, at their places."""
+        """The norms of all weights, by position."""
         if self._numbered is not None:
             self._numbered.put_back()
         return self._kept_norms
@@ -93,13 +92,13 @@ class AdaptiveWeights(Weights):
         self._kept_norms, self._numbered = norms, None
 
     def hasten(self, places: Array, times: Array, intercept: float) -> None:
-        """From now on multiply the rates of the weights at some places, and of the intercept, by these factors; see :meth:`unhasten`."""
+        """Multiply the rates of the weights at some positions, and of the intercept, by these factors until :meth:`unhasten` is called."""
         if not len(self._times):
             self._times = np.ones(len(self.unscaled), np.min_scalar_type(int(intercept)))
         self._times[places], self._intercept_times = times, intercept
 
     def unhasten(self) -> None:
-        """Multiply no rates any more."""
+        """Remove the factors of the rates."""
         self._times, self._intercept_times = np.empty(0), 1.0
 
     @property
@@ -138,7 +137,7 @@ class AdaptiveWeights(Weights):
         return found
 
     def scores(self, dataset: Dataset, rows: Array) -> Array:
-        """As of other weights; under penalties with a pass over all of them first."""
+        """Return the scores like :meth:`Weights.scores`; with penalties, after a pass over all weights."""
         self.wait_for_peers()
         return self._scored(self._read(self.unscaled, self._norms), dataset, rows)
 
@@ -147,22 +146,23 @@ class AdaptiveWeights(Weights):
         return free if self.current else self._read(free, self._each_gathered(self._norms, features), free)
 
     def row_scores(self, dataset: Dataset, rows: Array) -> Array:
-        """As :meth:`scores`, of rows by which :meth:`descend_rows` is likely to be called next; under the same conditions."""
+        """Return the scores of rows with which :meth:`descend_rows` is likely to be called next, under the same conditions."""
         numbered = self._numbered
         if numbered is None or not self._most_counted or self.noting or len(rows) * dataset.nnz > _SCORED * dataset.rows:
             return self.scores(dataset, rows)
         return self._completed(numbered.scores(dataset, rows))
 
     def descend_rows(self, dataset: Dataset, rows: Array, coefficients: Array, rate: float) -> int:
-        """As ``descend`` by the sum of ``coefficients[i]`` times row ``rows[i]``, for weights without penalties of one rank and thread.
+        """Take a step by the sum of ``coefficients[i]`` times row ``rows[i]``; only without penalties, on one rank with one thread.
 
-        To the bit what the sparse stream of that sum would do. Weights have no columns, and rows not more entries than
-        :data:`~sparseallreduce.linear.weights.numbered.MOST_ENTRIES`.
+        The result is bitwise identical to that of ``descend`` with the sum as a sparse stream. Weights must have no columns, and rows at
+        most
+        :data:`~sparseallreduce.linear.weights.numbered.MOST_ENTRIES` entries.
 
         Returns
         -------
         int
-            The entries of that sum that are not zero.
+            Number of non-zero entries of that sum.
         """
         assert self._numbered is not None
         self.steps += 1
@@ -184,7 +184,7 @@ class AdaptiveWeights(Weights):
         return entries
 
     def warm_up_rows(self, dataset: Dataset) -> None:
-        """Compile what ``row_scores`` and ``descend_rows`` need for such samples; the weights stay as they are."""
+        """Compile what ``row_scores`` and ``descend_rows`` need for such samples; the weights do not change."""
         assert self._numbered is not None
         self._numbered.warm_up(dataset)
 
@@ -199,19 +199,19 @@ class AdaptiveWeights(Weights):
 
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
-        self._write(_norms=np.abs(state["norms"]))  # none has a sign
+        self._write(_norms=np.abs(state["norms"]))  # norms must not have a sign
         self._rates, self._intercept_norm = float(state["rates"]), self._intercept_of(state["intercept_norm"])
 
     def memory(self) -> dict[str, Any]:
         memory = super().memory() | {"norms": self._norms.copy(), "rates": self._rates}
         memory["intercept_norm"] = self._intercept_norm
         if not self.current:
-            memory["weights"] = self.unscaled.copy()  # without penalties
+            memory["weights"] = self.unscaled.copy()  # before penalties
         return memory
 
     def remember(self, memory: dict[str, Any], stretch: Array | float = 1.0) -> None:
         super().remember(memory, stretch)
-        if "norms" not in memory:  # of weights that all had one rate
+        if "norms" not in memory:  # the memory is of weights with a common rate
             return
         if isinstance(stretch, np.ndarray) and len(stretch) == self.features:
             stretch = np.repeat(stretch, self.descent.width)
@@ -239,7 +239,7 @@ class AdaptiveWeights(Weights):
             self._numbered = Numbered(self.unscaled, self._norms)
 
     def _shrink(self, factor: float) -> None:
-        """Penalties act where a weight is read."""
+        """Do nothing, because penalties are applied when a weight is read."""
 
     def _subtract(self, indices: Array | None, values: Array, rate: float) -> bool:
         indices, values = self._flat(indices, values)
@@ -266,7 +266,7 @@ class AdaptiveWeights(Weights):
             slope = np.where((np.abs(slope) <= least) & (self._intercept_norm == 0), 0.0, slope)
             self._intercept_norm = np.hypot(self._intercept_norm, slope)
             norm = self._intercept_norm + self.descent.beta
-            with np.errstate(invalid="ignore"):  # of what is no number, which the step is told by
+            with np.errstate(invalid="ignore"):  # NaN ends the training after the step
                 self.intercept = self.intercept - rate * np.divide(slope, norm, out=np.zeros_like(norm), where=slope != 0)
         elif slope != 0 and (self._intercept_norm or not abs(slope) <= self._least(self._largest)):
             self._intercept_norm = math.hypot(self._intercept_norm, slope)
@@ -274,15 +274,15 @@ class AdaptiveWeights(Weights):
 
     @property
     def _noise(self) -> float:
-        """What of the largest entry of a gradient may be the rounding error of a sum, as far as that can be told."""
+        """The fraction of the largest entry of a gradient that may be a rounding error of a sum, if that can be known."""
         return adaptive_kernels.NOISE * self._eps if self.alike else 0.0
 
     def _least(self, largest: float) -> float:
-        """What a first gradient has to be above, where the largest entry is this; 0 if that is no number, which the step is to tell."""
+        """Return the bound that a first gradient has to exceed, given the largest entry; 0 if that is not finite, which fails the step."""
         return self._noise * largest if largest < math.inf else 0.0
 
     def _read(self, free: Array, norms: Array, out: Array | None = None) -> Array:
-        """Some weights, in ``out`` if it is given; the given ones themselves if it is not and penalties have not acted."""
+        """Return some weights after penalties, in ``out`` if it is given; otherwise the given array itself if there are no penalties."""
         if self.current:
             if out is None:
                 return free

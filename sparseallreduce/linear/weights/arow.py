@@ -1,4 +1,4 @@
-"""Weights of which each is known with a precision of its own, that rises as gradients touch it: diagonal AROW."""
+"""Weights with one precision each, which grows with the gradients that touch it: diagonal AROW."""
 
 from __future__ import annotations
 
@@ -21,58 +21,58 @@ Array = NDArray[Any]
 
 
 class ArowWeights(AdaptiveWeights):
-    """As :class:`Weights`, by AROW with a diagonal covariance (Crammer, Kulesza and Dredze, *Adaptive regularization of weight vectors*,
-    2009, equations 7 to 9), for the hinge loss.
+    """Weights updated by AROW with a diagonal covariance, for the hinge loss.
 
-    A weight's precision A is 1 at first. The rate is 1 / r, with the paper's r. A step has three parts, of the violations
-    ``l_i = 1 - y_i w.x_i > 0`` of n_v samples of the batch, and the gradient ``g = -sum(l_i y_i x_i)`` of half their squares:
+    The method is that of Crammer, Kulesza and Dredze, *Adaptive regularization of weight vectors*, 2009, equations 7 to 9. A weight's
+    precision A is 1 at first. The rate is 1 / r, with the paper's r. A step has three parts, given the violations ``l_i = 1 - y_i w.x_i >
+    0`` of n_v samples of the batch, and the gradient ``g = -sum(l_i y_i x_i)`` of half their squares:
 
     1. The spread of the batch is ``s = sum(g**2 / A) / sum(l_i**2)``.
-    2. Every weight goes by ``-g / A / (s + r)``.
-    3. Every precision rises by ``g**2 * n_v / sum(l_i**2) / r``.
+    2. Every weight changes by ``-g / A / (s + r)``.
+    3. Every precision grows by ``g**2 * n_v / sum(l_i**2) / r``.
 
-    Of a single sample, s is ``x.(x / A)`` and the rise is ``x**2 / r``: then this is the paper's algorithm, step for step. It differs for
-    larger batches, of which the paper knows none. There step 2 goes along one direction for all samples, at most as far as is best for
-    the sum of the ``l_i**2``: by the Cauchy-Schwarz inequality it takes the curvature for the least that it can be. And step 3 has the
-    square of a feature's sum where the paper has the sum of squares, which would take a second value an entry. So a feature that
-    violating samples agree on gets more precise by it, and one that they do not agree on less; how the ranks share the batch does not
-    matter.
+    For a single sample, s is ``x.(x / A)`` and the growth is ``x**2 / r``: this is the paper's algorithm. It differs for larger batches,
+    which the paper does not consider. Then part 2 takes one direction for all samples, and goes at most as far as is best for the sum of
+    the ``l_i**2``: by the Cauchy-Schwarz inequality it assumes the lowest possible curvature. And part 3 has the square of a feature's sum
+    where the paper has the sum of squares, which would need a second value per entry. So the precision of a feature grows more if the
+    violating samples agree on it, and less if they do not; the division of the batch among ranks has no effect.
 
-    The message is the gradient, with three numbers after it: see :func:`with_sums`. All that changes is where it has entries.
+    The message is the gradient, followed by three numbers: see :func:`with_sums`. Steps change only the entries of the gradient.
 
-    L1 and L2 are those of the mean of ``l_i**2 / 2``: with S the number of all samples so far, by r, and v the weight as it would be
-    without them, ``w`` is v drawn towards zero by ``l1 * S / A``, at most to zero, and divided by ``1 + l2 * S / A``. The paper has none.
+    L1 and L2 are those of the mean of ``l_i**2 / 2``: with S the number of all samples so far divided by r, and v the weight without
+    penalties, ``w`` is v moved towards zero by ``l1 * S / A``, at most to zero, and divided by ``1 + l2 * S / A``. The paper has no
+    penalties.
 
     Examples
     --------
     >>> w = ArowWeights(2)
-    >>> violation, x = 1.0, np.float32([3, 4])  # of a sample of class +1
+    >>> violation, x = 1.0, np.float32([3, 4])  # a sample of class +1
     >>> gradient = SparseStream([0, 1], -violation * x, 2)
     >>> w.descend(with_sums(gradient, np.float32([1, violation**2, 1])), rate=1 / 5)
-    >>> w.to_array()  # of 25 / (25 + 5) the margin
+    >>> w.to_array()  # the margin is 25 / (25 + 5)
     array([0.1       , 0.13333334], dtype=float32)
     """
 
     sums = 3
 
     def __init__(self, size: int, descent: Descent | None = None, dtype: DTypeLike = np.float32, threads: Threads | None = None) -> None:
-        # ``_norms`` are the precisions; of weights that no gradient has touched 0, which stands for 1.
+        # ``_norms`` are the precisions; 0 stands for 1, the precision of weights without gradients.
         super().__init__(size, descent or Descent(update="arow"), dtype, threads)
 
     def descend(self, gradient: SparseStream, rate: float) -> None:
-        """One step.
+        """Take one step.
 
         Parameters
         ----------
         gradient : SparseStream
-            Of :func:`with_sums`.
+            A gradient with sums, from :func:`with_sums`.
         rate : float
             1 / r.
 
         Raises
         ------
         DivergenceError
-            As that of other weights.
+            As for other weights.
         """
         self.wait_for_peers()
         self.steps += 1
@@ -81,7 +81,7 @@ class ArowWeights(AdaptiveWeights):
         finite = math.isfinite(violators + squares + samples)
         if squares > 0 and finite:
             spread = self._spread(indices, values, float(slope))
-            self._meet()  # before any rank changes what others still add up
+            self._meet()  # no rank may update weights that others still read
             step, gain = rate / (1.0 + rate * spread / squares), rate * violators / squares
             finite = self._move(indices, values, step, gain)
             if slope:
@@ -103,7 +103,7 @@ class ArowWeights(AdaptiveWeights):
             others._move(indices, values, 0.0, 0.0)
 
     def _taken_apart(self, gradient: SparseStream) -> tuple[Array | None, Array, Any, list[float]]:
-        """The indices (None if dense) and values of the features, the intercept's entry, and the sums."""
+        """Return indices (None if dense) and values of the features, the intercept's entry, and the sums."""
         if gradient.is_dense:
             stored = gradient._stored
             parts = self._parted(SparseStream._dense_form(stored[: self.size], self.size))
@@ -115,7 +115,7 @@ class ArowWeights(AdaptiveWeights):
         return *self._parted(SparseStream._sparse_form(indices[:inside], values[:inside], self.size)), sums.tolist()
 
     def _spread(self, indices: Array | None, values: Array, slope: float) -> float:
-        """The sum of the squares of a gradient, each by the variance of its weight."""
+        """Return the sum of the squares of a gradient, each times the variance of its weight."""
         if indices is None:
             spread = arow_kernels.arow_spread_dense(self._norms, values)
         else:
@@ -123,7 +123,7 @@ class ArowWeights(AdaptiveWeights):
         return float(spread) + (self.descent.intercept_value * slope) ** 2 / (float(self._intercept_norm) or 1.0)
 
     def _move(self, indices: Array | None, values: Array, step: float, gain: float) -> bool:
-        """Change this rank's share of the weights; returns whether what becomes of them is finite."""
+        """Update this rank's part of the weights; return True if the results are finite."""
         cuts, how = self._cuts(len(values)), (step, gain, *self._penalties)
 
         def move(part: int) -> bool:
@@ -141,22 +141,22 @@ class ArowWeights(AdaptiveWeights):
 
     def remember(self, memory: dict[str, Any], stretch: Array | float = 1.0) -> None:
         known = {name: value for name, value in memory.items() if name not in ("norms", "precisions")}
-        if "precisions" in memory:  # of steps of this kind
-            # Twice by the stretch, as they are sums of squares; never below that of a weight that no gradient has touched.
+        if "precisions" in memory:  # the memory is of AROW
+            # The stretch counts twice, because they are sums of squares; at least the precision of a weight without gradients.
             touched = memory["precisions"] > 0
             known["norms"] = np.where(touched, np.maximum(memory["precisions"] / stretch, stretch), 0)
         super().remember(known, stretch)
 
 
 def batch_sums(coefficients: Array, counts: Array | None) -> Array:
-    """What a rank adds to the sums of a batch: violating samples, the squares of their violations, and all samples.
+    """Return a rank's part of the sums of a batch: violating samples, squares of their violations, and all samples.
 
     Parameters
     ----------
     coefficients : ndarray
-        Of each sample, the violation times -y; and times what the sample counts.
+        Violation of each sample times -y, times its weight.
     counts : ndarray or None
-        What each sample counts; None for 1.
+        Weight of each sample; None for 1.
     """
     given = coefficients.astype(np.float64)
     if counts is None:
@@ -168,13 +168,13 @@ def batch_sums(coefficients: Array, counts: Array | None) -> Array:
 
 
 def with_sums(gradient: SparseStream, sums: Array) -> SparseStream:
-    """A gradient with the sums of its batch as further entries after its own.
+    """Return a gradient with the sums of its batch appended as entries.
 
     Parameters
     ----------
     gradient : SparseStream
     sums : ndarray, shape (3,)
-        How many samples violate the margin, the sum of the squares of their violations, and how many samples there are.
+        Number of samples that violate the margin, sum of their squared violations, and number of all samples.
     """
     size = gradient.size + len(sums)
     if gradient.is_dense:

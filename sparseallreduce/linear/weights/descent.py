@@ -1,4 +1,4 @@
-"""How a step of gradient descent changes the weights."""
+"""The rule by which a step of gradient descent updates the weights."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ import numpy as np
 
 __all__ = ["UPDATES", "Descent"]
 
-#: How a step may change the weights: all by one learning rate, or each by one of its own, by FTRL-Proximal or AROW.
+#: Update rules: one learning rate for all weights, or one per weight by FTRL-Proximal or AROW.
 UPDATES = ("sgd", "ftrl", "arow")
 
 
 @dataclass(frozen=True)
 class Descent:
-    """How a step changes the weights, beside the gradient and the learning rate."""
+    """The rule by which a step updates the weights, given the gradient and the learning rate."""
 
-    l2: float = 0.0  # factor of the penalty l2 / 2 * |w|^2, in units of the mean loss of a sample
-    intercept: bool = False  # whether a number is added to every score; it is not regularised
-    l1: float = 0.0  # factor of the penalty l1 * |w|_1, likewise
-    momentum: float = 0.0  # the share of the velocity that is left after a step
-    nesterov: bool = False  # whether the momentum is Nesterov's, which looks a step ahead
-    average_from: int | None = None  # what is learned is the mean of the weights after all steps but the first so many
-    columns: int | None = None  # weights of a feature, one a score of a sample: K classes at once; None for one score
-    update: str = "sgd"  # one of UPDATES; all but "sgd" have neither momentum nor averages
-    beta: float = 0.0  # of "ftrl", in units of a gradient: weights whose gradients come to less go by a common rate
-    intercept_value: float = 1.0  # but for "sgd": the value of the feature whose weight, times that, is the intercept
+    l2: float = 0.0  # factor of the penalty l2 / 2 * |w|^2, relative to the mean loss
+    intercept: bool = False  # whether the model has an intercept, which is not penalised
+    l1: float = 0.0  # factor of the penalty l1 * |w|_1, relative to the mean loss
+    momentum: float = 0.0  # fraction of the velocity that remains after a step
+    nesterov: bool = False  # whether to use Nesterov's momentum
+    average_from: int | None = None  # the result is the mean of the weights after all steps but this many first ones; None: no mean
+    columns: int | None = None  # number of weights per feature, one for each score of a sample; None for one score
+    update: str = "sgd"  # one of UPDATES; only "sgd" supports momentum and averages
+    beta: float = 0.0  # for "ftrl", in units of a gradient: weights with a smaller gradient norm change at a common rate
+    intercept_value: float = 1.0  # not for "sgd": value of the constant feature; its weight times this is the intercept
 
     def __post_init__(self) -> None:
         if self.update not in UPDATES:
@@ -44,38 +44,38 @@ class Descent:
         if self.columns is not None and self.columns < 1:
             raise ValueError(f"columns must be at least 1, not {self.columns}")
         if self.update != "sgd" and (self.momentum or self.averages):
-            raise ValueError(f"momentum and averages are of the update sgd, not of {self.update}: leave them out, or take that")
+            raise ValueError(f"momentum and averages are for the update sgd, not for {self.update}: leave them out, or use sgd")
 
         if self.beta and self.update != "ftrl":
-            raise ValueError(f"beta is of the update ftrl, not of {self.update}: leave it out, or take that")
+            raise ValueError(f"beta is for the update ftrl, not for {self.update}: leave it out, or use ftrl")
         if self.second_order and self.columns is not None:
-            raise ValueError("the update arow has one score a sample, for two classes: take ftrl or sgd for more")
+            raise ValueError("the update arow has one score per sample, for two classes: use ftrl or sgd for more")
 
     @property
     def penalty_factor(self) -> float:
-        """What a step draws weights to zero by, as a multiple of the penalty's slope.
+        """The factor of the penalty's slope in a step.
 
-        A gradient that stays the same moves the weights by so many times itself a step, as its velocity lasts. With this the weights
-        settle where loss and penalty together are least, whatever the momentum.
+        With momentum, a constant gradient changes the weights by this many times itself per step. With the same factor for the penalty, the
+        weights converge to the minimum of loss and penalty together, whatever the momentum.
         """
         return 1.0 / (1.0 - self.momentum)
 
     @property
     def width(self) -> int:
-        """Weights of a feature."""
+        """The number of weights per feature."""
         return self.columns or 1
 
     @property
     def averages(self) -> bool:
-        """Whether what is learned is an average."""
+        """True if the result is an average of weights."""
         return self.average_from is not None
 
     @property
     def adaptive(self) -> bool:
-        """Whether every weight has a learning rate of its own."""
+        """True if every weight has its own learning rate."""
         return self.update != "sgd"
 
     @property
     def second_order(self) -> bool:
-        """Whether every weight has a variance, by which it moves: of AROW."""
+        """True if every weight has a variance, as in AROW."""
         return self.update == "arow"

@@ -1,4 +1,4 @@
-"""What steps change of the weights, written down before they do, so that a call that fails leaves them as they were."""
+"""A journal of the values that steps overwrite, so that a call that fails can restore them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ Array = NDArray[Any]
 
 
 class Journal:
-    """The earlier values of weights, and of all that is kept for each of them, at the places that steps change.
+    """The earlier values of arrays at the positions that steps change.
 
-    It costs as much as the gradients have entries. Before what changes all weights, and where the entries come to be more than the
-    weights are, all of these are copied.
+    Its cost is proportional to the entries of the gradients. All values are copied before a change of all weights, and once the
+    entries outnumber the weights.
 
     Parameters
     ----------
     arrays : dict of str to ndarray
-        By name, those with an entry for every weight; which are changed in place.
+        Arrays with one entry per weight, by name. They are changed in place.
     put_numbers_back : callable
-        Makes all else what it is now.
+        Function that restores all other state.
 
     Examples
     --------
@@ -47,18 +47,18 @@ class Journal:
         self._whole: dict[str, Array] | None = None
 
     def note(self, places: Array) -> None:
-        """These entries are about to change."""
+        """Save the values of these entries, which are about to change."""
         if self._whole is not None:
             return
         self._noted += len(places)
         if self._noted > self._size:
             self.note_all()
         else:
-            places = places.copy()  # of a gradient, whose room is used again
+            places = places.copy()  # the buffer of a gradient is reused
             self._entries.append((places, {name: array[places] for name, array in self._arrays.items()}))
 
     def note_all(self) -> None:
-        """All entries are about to change."""
+        """Save all values, because all are about to change."""
         if self._whole is None:
             whole = {name: array.copy() for name, array in self._arrays.items()}
             self._write(whole)
@@ -66,7 +66,7 @@ class Journal:
             self._entries = []
 
     def put_back(self) -> None:
-        """Make all what it was when the journal was begun; may be called again if that is interrupted."""
+        """Restore all values from the start of the journal. May be called again after an interrupt."""
         if self._whole is None:
             self._write(self._arrays)
         else:
@@ -81,18 +81,18 @@ class Journal:
 
 
 class Journalled:
-    """Weights whose changes can be taken back. A subclass writes down in :meth:`note` what it is about to change."""
+    """Base class of weights whose changes can be undone. A subclass calls :meth:`note` before each change."""
 
-    #: Attributes, beside the arrays with an entry for every weight, that steps change; none is changed in place.
+    #: Attributes other than arrays with one entry per weight that steps change; none is changed in place.
     _NUMBERS: tuple[str, ...] = ()
     _journal: Journal | None = None
 
     def _shared_names(self) -> list[str]:
-        """Of the arrays with an entry for every weight."""
+        """Return the names of the arrays with one entry per weight."""
         raise NotImplementedError
 
     def begin_journal(self) -> None:
-        """From now on, changes can be taken back by :meth:`put_back`, until :meth:`end_journal`; of weights that no ranks share."""
+        """Start to record changes, so that :meth:`put_back` can undo them until :meth:`end_journal`. Not for weights shared by ranks."""
         arrays, numbers = {name: getattr(self, name) for name in self._shared_names()}, self._numbers()
         self._journal = Journal(arrays, lambda: self._put_numbers_back(numbers))
 
@@ -101,13 +101,13 @@ class Journalled:
         self._journal = None
 
     def put_back(self) -> None:
-        """Become what the weights were when the journal was begun, if one has been and not ended."""
+        """Restore the weights from the start of the journal, if there is one."""
         if self._journal is not None:
             self._journal.put_back()
             self._journal = None
 
     def note(self, places: Array | None) -> None:
-        """Single weights at these places are about to change, or all."""
+        """Record that single weights at these positions, or all, are about to change."""
         if self._journal is not None:
             if places is None:
                 self._journal.note_all()
@@ -116,11 +116,11 @@ class Journalled:
 
     @property
     def noting(self) -> bool:
-        """Whether there is a journal."""
+        """True if there is a journal."""
         return self._journal is not None
 
     def _numbers(self) -> dict[str, Any]:
-        """What changes beside the arrays with an entry for every weight."""
+        """Return the state that changes in addition to the arrays with one entry per weight."""
         return {name: getattr(self, name) for name in self._NUMBERS}
 
     def _put_numbers_back(self, numbers: dict[str, Any]) -> None:

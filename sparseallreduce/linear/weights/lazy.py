@@ -1,4 +1,4 @@
-"""Weights that change at every step, touched or not: with L1, momentum or averaging; still without a pass over all of them."""
+"""Weights that all change in every step, by L1, momentum or averaging, without a pass over all of them."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ __all__ = ["LazyWeights"]
 
 Array = NDArray[Any]
 
-_STEPS = 4096  # that the table holds; then comes a pass over all weights
-_FADED = 1e-12  # of a velocity may be neglected
+_STEPS = 4096  # number of steps in the table, after which there is a pass over all weights
+_FADED = 1e-12  # fraction of a velocity that is negligible
 
 
 class LazyWeights(Weights):
-    """As :class:`Weights`, for the rest of what a :class:`Descent` can ask for.
+    """Weights with L1, momentum or averaging, updated lazily.
 
-    A step is, for every weight: ``w *= 1 - rate * l2 / (1 - beta)``; ``w -= rate * d``, where d is the gradient, or with momentum beta
-    the velocity ``m = beta * m + gradient`` (heavy ball), or ``gradient + beta * m`` (Nesterov); then ``w`` is drawn towards zero by
-    ``rate * l1 / (1 - beta)``.
-    The last is the truncated gradient of Langford et al. (2009) with a truncation at each step, or FOBOS (Duchi and Singer, 2009):
-    unlike a subgradient it gives weights of exactly zero. The average is over the weights after all steps from ``average_from`` on.
+    A step does the following for every weight: ``w *= 1 - rate * l2 / (1 - beta)``; ``w -= rate * d``, where d is the gradient, or with
+    momentum beta the velocity ``m = beta * m + gradient`` (heavy ball), or ``gradient + beta * m`` (Nesterov); then ``w`` is moved towards
+    zero by ``rate * l1 / (1 - beta)``. The latter is the truncated gradient of Langford et al. (2009) with a truncation in each step, or
+    FOBOS (Duchi and Singer, 2009): unlike a subgradient it gives weights of exactly zero. The average is over the weights after all steps
+    from ``average_from`` on.
 
-    Weights that the gradient does not touch are left as they are, and worked out from the step when they were touched last (for L1
-    the cumulative penalty of Tsuruoka et al., 2009). Reading never writes, since each rank reads others: so replicas keep the same bits.
+    Weights that the gradient does not touch are not updated, but computed from their last update when they are needed (for L1
+    the cumulative penalty of Tsuruoka et al., 2009). Reading never writes, because ranks read different weights: so all copies stay bitwise
+    identical.
     """
 
     _NUMBERS = (*Weights._NUMBERS, "_now", "_current", "_averaged", "_intercept_velocity", "_intercept_sum")
@@ -44,14 +45,14 @@ class LazyWeights(Weights):
         self._velocity = np.zeros(weights, dtype) if descent.momentum else nothing
         self._sums = np.zeros(weights) if descent.averages else np.zeros(1)
         self._last = np.zeros(weights, np.uint16)
-        self._now = 0  # steps in the table
+        self._now = 0  # number of steps in the table
         self._table = np.zeros((lazy_kernels.ROWS, _STEPS + 1))
         if descent.momentum:
             self._table[lazy_kernels.POWER] = descent.momentum ** np.arange(_STEPS + 1)
         self._written = self._table[: lazy_kernels.POWER]
         self._fade = math.ceil(math.log(_FADED) / math.log(descent.momentum)) if descent.momentum else 0
-        self._current = True  # after a dense gradient, and where there was no step
-        self._averaged = 0  # steps
+        self._current = True  # after a dense gradient, and before the first step
+        self._averaged = 0  # number of steps in the average
         self._intercept_velocity: Intercept = self._intercept_of(0.0)
         self._intercept_sum: Intercept = self._intercept_of(0.0)
 
@@ -110,7 +111,7 @@ class LazyWeights(Weights):
         return self._intercept_sum / self._averaged if self._averaged else self.intercept
 
     def scores(self, dataset: Dataset, rows: Array) -> Array:
-        """As of other weights; with a pass over all of them first, unless they are current."""
+        """Return the scores like :meth:`Weights.scores`; after a pass over all weights, unless they are current."""
         self.wait_for_peers()
         return self._scored(self.unscaled if self.current else self._present()[0], dataset, rows)
 
@@ -135,14 +136,14 @@ class LazyWeights(Weights):
             "averaged": self._averaged,
             "intercept_velocity": as_numbers(self._intercept_velocity),
             "intercept_sum": as_numbers(self._intercept_sum),
-            "table": tuple(map(tuple, columns.tolist())),  # numbers of the whole model, not an array with an entry for each weight
+            "table": tuple(map(tuple, columns.tolist())),  # a tuple, because arrays in the state have one entry per weight
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
         self._write(_velocity=state["velocity"], _sums=state["sums"], _last=state["last"])
         self._now, self._averaged = int(state["now"]), int(state["averaged"])
-        # Of the given array: another rank may go on already, with what they share. Kernels do not look where they read the table.
+        # Tests the given array, because another rank may already change the shared one. Kernels do not check bounds of the table.
         last = int(np.max(state["last"], initial=0))
         if not 0 <= self._now <= _STEPS or last > self._now:
             raise ValueError(f"weights of step {last} of {self._now}")
@@ -158,7 +159,7 @@ class LazyWeights(Weights):
         if self.descent.momentum:
             memory["velocity"] = self._velocity.copy()
         if self.descent.averages:
-            # What is learned is the average, and steps go on from the last weights.
+            # The result is the average, but steps continue from the last weights.
             memory |= {"weights": self.unscaled.copy(), "sums": self._sums.copy(), "averaged": self._averaged}
             memory |= {"intercept": self.intercept, "intercept_sum": self._intercept_sum}
         return memory
@@ -187,7 +188,7 @@ class LazyWeights(Weights):
         self.scale *= factor
 
     def _settle(self) -> None:
-        """Work out all weights, and begin a new table."""
+        """Compute all weights, and start a new table."""
         self.note(None)
         self._meet()
         own = self._own(len(self.unscaled))
@@ -210,7 +211,7 @@ class LazyWeights(Weights):
             self._sums[places] = sums * factors
 
     def _evaluated_at(self, places: Array) -> tuple[Array, Array, Array]:
-        """What unscaled weights, velocity and sums have come to at some places."""
+        """Return the present unscaled weights, velocity and sums at some positions."""
         velocity = self._velocity[places] if self.descent.momentum else self._velocity
         sums = self._sums[places] if self.descent.averages else self._sums
         return self._evaluated(self.unscaled[places], velocity, self._last[places], sums, self.descent.averages)
@@ -224,11 +225,11 @@ class LazyWeights(Weights):
         self._written[:, self._now + 1 :] = 0
 
     def _present(self) -> tuple[Array, Array, Array]:
-        """What unscaled weights, velocity and sums have come to."""
+        """Return the present unscaled weights, velocity and sums."""
         return self._evaluated(self.unscaled, self._velocity, self._last, self._sums, self.descent.averages)
 
     def _evaluated(self, unscaled: Array, velocity: Array, last: Array, sums: Array, averaging: bool) -> tuple[Array, Array, Array]:
-        """What some entries' unscaled weights, velocity and sums have come to, as arrays of their own; sums themselves if none is made."""
+        """Return the present unscaled weights, velocity and sums of some entries as new arrays; ``sums`` itself without averaging."""
         out = np.empty_like(unscaled), np.empty_like(velocity), np.empty_like(sums) if averaging else sums
         cuts = self._threads.cuts(len(unscaled))
         momentum, l1, _, fade = self._settings
@@ -272,7 +273,7 @@ class LazyWeights(Weights):
         self._intercept_sum = self._intercept_sum + self.intercept * counts
 
     def _append(self, eta: float, tau: float, share: float) -> None:
-        """Write a step into the table."""
+        """Append a step to the table."""
         shrinkage, shares_of, shares, shrunk_shares, etas, drift, drift_shares, powers = self._table
         before = self._now
         self._now = now = before + 1

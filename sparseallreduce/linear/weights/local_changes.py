@@ -1,4 +1,4 @@
-"""What a rank's own steps change of adaptive weights, as far as other ranks change them too."""
+"""The changes of adaptive weights by a rank's local steps, for features that other ranks change too."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ Array = NDArray[Any]
 
 
 class LocalChanges:
-    """The changes of some features' weights and norms, and of the intercept, since all ranks had the same.
+    """The changes of some features' weights and norms, and of the intercept, since all ranks had the same values.
 
-    A step of adaptive weights adds ``rate`` times the gradient to h times v, where v is the weight (without penalties) and h, ``beta``
-    and the norm of its gradients, is how strongly the steps so far hold it. So ranks sum what their steps have added to h times v, and
-    the squares of their gradients, and v follows from both sums, as if one rank had taken all steps.
+    A step of adaptive weights adds ``rate`` times the gradient to h times v, where v is the weight before penalties and h is ``beta`` plus
+    the norm of its gradients. So ranks sum what their steps have added to h times v, and the squares of their gradients, and compute v from
+    both sums, as if one rank had taken all steps.
 
-    Each rank takes its steps as if all that have a feature changed it as this one does: at their number times the rate. What they have
-    added to h times v then counts as their mean. So a rare feature goes as far as the steps of all ranks together, and one that each rank
-    by itself brings to where its loss is least goes there once, not once a rank. That is CoCoA+'s way of adding (Ma et al., 2015), with a
-    factor for every coordinate, as of block-separable overapproximation (Fercoq and Richtarik, 2015).
+    Each rank takes its steps as if all ranks with a feature made the same change: with their number times the rate. The additions to h
+    times v then count as their mean. So a rare feature changes as much as by the steps of all ranks together, and one for which each rank
+    alone reaches the minimum of its loss goes there once, not once per rank. That is how CoCoA+ adds changes (Ma et al., 2015), with a
+    factor per coordinate, as in block-separable overapproximation (Fercoq and Richtarik, 2015).
 
     Parameters
     ----------
     weights : AdaptiveWeights
     features : ndarray
-        Those that several ranks have, increasing; the same on all ranks.
+        Features that several ranks have, ascending; the same on all ranks.
     own : ndarray
-        The numbers of those among them that this rank has.
+        Numbers, among them, of those that this rank has.
     holders : ndarray
-        Of each feature, how many ranks have it.
+        Number of ranks that have each feature.
     ranks : int
-        Those that have samples, and so change the intercept.
+        Number of ranks that have samples, and so change the intercept.
     """
 
     def __init__(self, weights: AdaptiveWeights, features: Array, own: Array, holders: Array, ranks: int) -> None:
@@ -60,7 +60,7 @@ class LocalChanges:
         self.begin()
 
     def begin(self, of: LocalChanges | None = None) -> None:
-        """Note the weights, which are the same on all ranks: all, or those among them that are ``of`` others, and the intercept."""
+        """Save the weights, which are the same on all ranks: all of them, or those in ``of``, and the intercept."""
         weights = self._weights
         if of is None:
             kernels.keep(weights.unscaled, weights._norms, self._places, self._free, self._kept)
@@ -70,7 +70,7 @@ class LocalChanges:
         self._note()
 
     def _found(self, others: LocalChanges) -> Array:
-        """Where the places of others are among these."""
+        """Return the positions of the other features among these."""
         if self._among[0] is not others:
             self._among = others, np.searchsorted(self._places, others._places)
         return self._among[1]
@@ -81,12 +81,15 @@ class LocalChanges:
         self._before = np.reshape(weights.intercept, -1).copy(), np.reshape(weights._intercept_norm, -1).copy()
 
     def largest(self) -> float:
-        """The largest norm."""
+        """Return the largest norm."""
         norms = float(kernels.largest(self._weights._norms, self._places))
         return max(norms, float(np.max(self._weights._intercept_norm))) if norms < math.inf else norms
 
     def moves(self, unit: float) -> Array:
-        """What is to be summed over all ranks, in units of this power of two; of shape (len(slots), 2), valid until the next call."""
+        """Return the values to sum over all ranks, divided by ``unit``, a power of two. Valid until the next call.
+
+        They have the shape (len(slots), 2).
+        """
         weights, own = self._weights, len(self._own)
         given = weights.unscaled, weights._norms, self._places, self._own, self._free, self._kept, weights.descent.beta
         kernels.moves(*given, *self._penalties, unit, self._moves[:own])
@@ -98,7 +101,7 @@ class LocalChanges:
         return self._moves
 
     def take(self, total: Array, unit: float) -> bool:
-        """Have the weights be those before, changed by the sums over all ranks; returns whether they are finite.
+        """Set the weights to the saved ones changed by the sums over all ranks; return True if they are finite.
 
         Parameters
         ----------

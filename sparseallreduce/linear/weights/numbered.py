@@ -1,4 +1,4 @@
-"""The features of a batch, numbered while its step is worked out, for adaptive weights that rows change without a stream between."""
+"""Numbering of a batch's features during a step, for adaptive weights that rows update without a gradient stream."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["MOST_ENTRIES", "Numbered"]
 
 Array = NDArray[Any]
 
-#: Entries of rows that can be numbered.
+#: Largest number of entries of rows that can be numbered.
 MOST_ENTRIES = 2**31 - 1
 
 
 class Numbered:
-    """The features of some rows, with numbers in place of their norms until :meth:`descend` or :meth:`put_back`.
+    """The features of some rows, with numbers stored in place of their norms until :meth:`descend` or :meth:`put_back`.
 
-    An interrupt between two statements leaves a state that ``put_back`` ends: the kernels write down how many numbers there are.
+    After an interrupt at any point ``put_back`` restores the norms, because the kernels record how many numbers there are.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ class Numbered:
     Attributes
     ----------
     rows : ndarray or None
-        Of which the features are numbered.
+        The rows whose features are numbered.
     """
 
     def __init__(self, v: Array, norms: Array) -> None:
@@ -44,7 +44,7 @@ class Numbered:
         self._reserve(0, np.dtype(np.uint32))
 
     def scores(self, dataset: Dataset, rows: Array) -> Array:
-        """Number the features of some rows; returns the scores of these, float64, without intercept."""
+        """Assign numbers to the features of some rows; return the scores of the rows, float64, without intercept."""
         scores = np.empty(len(rows))
         given = dataset.indptr, dataset.indices, dataset.values, rows, self._v, self._marks
         adaptive_kernels.score_and_number(*given, *self._room(dataset, rows), scores)
@@ -54,7 +54,10 @@ class Numbered:
     def descend(
         self, dataset: Dataset, coefficients: Array, rate: float, beta: float, noise: float, times: Array
     ) -> tuple[int, bool, float]:
-        """A step by the sum of the rows, each times a coefficient: the entries that are not zero, whether all is finite, the largest."""
+        """Take a step by the sum of the rows, each times a coefficient.
+
+        Returns the number of non-zero entries, whether all is finite, and the largest magnitude.
+        """
         given = dataset.indptr, dataset.values, self.rows, coefficients, self._v, self._norms
         numbered = self._places, self._free, self._held, self._numbers, self._count
         entries, finite, largest = adaptive_kernels.adaptive_descend_numbered(*given, *numbered, rate, beta, noise, times)
@@ -62,7 +65,7 @@ class Numbered:
         return int(entries), bool(finite), float(largest)
 
     def put_back(self) -> None:
-        """Put the norms in their places, if they are not there."""
+        """Restore the norms, if numbers are stored in their place."""
         count = int(self._count[0])
         if count:
             self._marks[self._places[:count]] = self._kept[:count]
@@ -70,12 +73,12 @@ class Numbered:
         self.rows = None
 
     def warm_up(self, dataset: Dataset) -> None:
-        """Compile what such samples need."""
+        """Compile the loops for such samples."""
         self.scores(dataset, np.empty(0, np.int64))
         self.descend(dataset, np.empty(0, self._v.dtype), 0.0, 0.0, 0.0, np.empty(0))
 
     def _room(self, dataset: Dataset, rows: Array) -> tuple[Array, ...]:
-        """Room for the numbers of these rows."""
+        """Return buffers for the numbers of these rows."""
         self.put_back()
         if len(rows) >= len(self._extents):
             self._starts, self._extents = np.empty(2 * len(rows), np.int64), np.empty(2 * len(rows) + 1, np.int64)

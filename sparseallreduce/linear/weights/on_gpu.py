@@ -1,4 +1,4 @@
-"""The weights of a linear model on a GPU: plain ones, and adaptive ones, by the same rules as those of the host."""
+"""Weights of a linear model on a GPU, plain and adaptive, with the same update rules as on the host."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Array = NDArray[Any]
 
 
 def check_on_gpu(descent: Descent) -> None:
-    """Raise an AlgorithmError if weights on a GPU do not descend so."""
+    """Raise AlgorithmError if weights on a GPU do not support this update rule."""
     refused = {
         f"the update {descent.update}": descent.second_order,
         "momentum": bool(descent.momentum),
@@ -32,33 +32,33 @@ def check_on_gpu(descent: Descent) -> None:
     }
     for what, holds in refused.items():
         if holds:
-            raise AlgorithmError(f"weights on a GPU have no {what}: leave it out, or take device='cpu'")
+            raise AlgorithmError(f"weights on a GPU do not support {what}: leave it out, or use device='cpu'")
 
 
 def new_gpu_weights(size: int, descent: Descent, dtype: DTypeLike, xp: Any, room: int) -> GpuWeights:
-    """Weights of zero on a GPU, for :func:`~sparseallreduce.linear.weights.new_weights`; ``room`` is for samples that they score."""
+    """Return zero weights on a GPU, as :func:`~sparseallreduce.linear.weights.new_weights`; ``room`` is for the samples to score."""
     return (GpuAdaptiveWeights if descent.adaptive else GpuWeights)(size, descent, dtype, xp, room)
 
 
 class GpuWeights(Weights):
-    """As :class:`Weights`, whose arrays lie on a GPU, and whose gradients do.
+    """Weights whose arrays and gradients are in GPU memory.
 
-    After each step one number for each intercept and one flag travel to the host. States are those of :class:`Weights`, on the host: a run
-    may be resumed on the host, and one of the host on a GPU.
+    After each step one number per intercept and one flag are copied to the host. States are those of :class:`Weights`, on the host: a run
+    on a GPU can be resumed on the host, and the other way round.
 
     Parameters
     ----------
     size, descent, dtype
-        As there.
+        As for :class:`Weights`.
     xp : module
         CuPy.
     room : int
-        Bytes of the GPU's memory for samples that are scored: see :class:`~sparseallreduce.linear.data.on_gpu.GpuSamples`.
+        Bytes of GPU memory for samples to score: see :class:`~sparseallreduce.linear.data.on_gpu.GpuSamples`.
 
     Attributes
     ----------
     samples : GpuSamples or None
-        Those that are trained on, which are then scored where they are.
+        Training samples, which are in GPU memory already.
     """
 
     samples: GpuSamples | None = None
@@ -76,21 +76,21 @@ class GpuWeights(Weights):
             self._allocate(entries, np.dtype(dtype))
         except MemoryError:
             nbytes = entries * np.dtype(dtype).itemsize
-            raise DatasetError(f"there is no memory on the GPU for weights of {nbytes:,} bytes: take fewer features or classes") from None
-        self._shifts = xp.zeros(descent.width + 1, np.float64)  # intercepts, and whether something is no longer finite
+            raise DatasetError(f"there is no memory on the GPU for weights of {nbytes:,} bytes: use fewer features or classes") from None
+        self._shifts = xp.zeros(descent.width + 1, np.float64)  # intercepts, and a flag that a value is no longer finite
         self.intercept: Intercept = self._intercept_of(0.0)
 
     def _allocate(self, entries: int, dtype: np.dtype[Any]) -> None:
         self.unscaled = self.xp.zeros(entries, dtype)
 
     def share(self, comm: Any, waited: Callable[[float], object]) -> None:
-        """Each rank keeps its own, whether ranks share a GPU or not."""
+        """Do nothing, because each rank keeps its own weights, even if ranks share a GPU."""
 
     def shared_by(self, threads: Any) -> None:
-        """The GPU's threads do the work."""
+        """Do nothing, because the GPU's threads do the work."""
 
     def warm_up(self, dataset: Dataset) -> None:
-        """Kernels are compiled by the first step."""
+        """Do nothing, because kernels are compiled in the first step."""
 
     def to_array(self) -> Array:
         array = np.empty(self.shape, self.unscaled.dtype)
@@ -105,13 +105,16 @@ class GpuWeights(Weights):
         return self.descent.l2 / 2 * self.scale**2 * float(self.xp.dot(self.unscaled, self.unscaled)) if self.descent.l2 else 0.0
 
     def stretch(self, features: Array, factors: Array) -> None:
-        raise NotImplementedError("weights on a GPU are not stretched: features are scaled while they lie on the host")
+        raise NotImplementedError("weights on a GPU are not stretched: features are scaled while they are on the host")
 
     def final_scores(self, dataset: Dataset) -> Array:
         return self.scores(dataset, None)
 
     def scores(self, dataset: Dataset, rows: Array | None) -> Array:
-        """As of other weights, on the host; rows are copied to the GPU as far as there is room, if they are not there. None for all."""
+        """Return the scores on the host, like :meth:`Weights.scores`; ``rows`` None means all.
+
+        Rows that are not on the GPU are copied there in parts that fit.
+        """
         samples = self.samples
         if samples is None or samples.dataset is not dataset:
             samples = GpuSamples(dataset, self.xp, self._room, whole=False)
@@ -123,13 +126,13 @@ class GpuWeights(Weights):
         return found
 
     def row_scores(self, taken: TakenRows) -> Any:
-        """``w.x`` plus the intercept of rows on the GPU, there: of shape (rows,), or (rows, K)."""
+        """Return ``w.x`` plus the intercept of rows on the GPU, in GPU memory, of shape (rows,) or (rows, K)."""
         given = self._rows.Taken(*taken[:4])
         found = self._rows.scores(given, self.unscaled, self._shifts[:-1], self.scale, self.xp, **self._reading())
         return found if self.columns is None else found.reshape(-1, self.columns)
 
     def _reading(self) -> dict[str, Any]:
-        """How kernels read a weight, if it is not what ``unscaled`` has."""
+        """Return how kernels compute a weight, if it is not stored in ``unscaled`` as it is."""
         return {}
 
     def descend(self, gradient: SparseStream, rate: float) -> None:
@@ -161,7 +164,7 @@ class GpuWeights(Weights):
         self._write(unscaled=array[: self.features].reshape(-1))
 
     def assign_model(self, weights: Array, intercept: Any) -> None:
-        """Become these weights, of shape (features,) or (features, K), and intercepts, which are not rounded."""
+        """Set these weights, of shape (features,) or (features, K), and intercepts, which are not rounded."""
         self.scale, self.intercept = 1.0, self._intercept_of(intercept)
         self._write(unscaled=weights.reshape(-1))
 
@@ -179,7 +182,7 @@ class GpuWeights(Weights):
 
 
 class GpuAdaptiveWeights(GpuWeights):
-    """As :class:`AdaptiveWeights`, on a GPU: FTRL-Proximal."""
+    """The :class:`AdaptiveWeights` on a GPU: FTRL-Proximal."""
 
     def _allocate(self, entries: int, dtype: np.dtype[Any]) -> None:
         super()._allocate(entries, dtype)
@@ -189,7 +192,7 @@ class GpuAdaptiveWeights(GpuWeights):
 
     @property
     def _read(self) -> Any:
-        """The factors by which a weight is read."""
+        """The factors from which a weight is computed."""
         return self.xp.asarray(np.array([self.descent.beta, self.descent.l1 * self._rates, self.descent.l2 * self._rates]))
 
     @property
@@ -214,7 +217,7 @@ class GpuAdaptiveWeights(GpuWeights):
         return {} if self.current else {"norms": self._norms, "read": self._read, "weight_at": self._kernels.adaptive_weight}
 
     def _shrink(self, factor: float) -> None:
-        """Penalties act where a weight is read."""
+        """Do nothing, because penalties are applied when a weight is read."""
 
     def _change(self, indices: Any, values: Any, width: int, rate: float) -> None:
         penalties = self.descent.l1 * self._rates, self.descent.l2 * self._rates
@@ -244,7 +247,7 @@ class GpuAdaptiveWeights(GpuWeights):
         memory = super().memory() | {"norms": as_host(self._norms), "rates": self._rates}
         memory["intercept_norm"] = as_host(self._intercept_norms)
         if not self.current:
-            memory["weights"] = as_host(self.unscaled)  # without penalties
+            memory["weights"] = as_host(self.unscaled)  # before penalties
         return memory
 
     def remember(self, memory: dict[str, Any], stretch: Array | float = 1.0) -> None:
@@ -256,4 +259,4 @@ class GpuAdaptiveWeights(GpuWeights):
         self._intercept_norms[:] = self.xp.asarray(memory["intercept_norm"])
 
 
-_ROWS = 1 << 14  # of a data set, whose scores are made at once
+_ROWS = 1 << 14  # rows of a data set scored in one call

@@ -1,4 +1,4 @@
-"""The weights of a linear model, and how a step of gradient descent changes them without a pass over all of them."""
+"""Weights of a linear model, updated by gradient descent without a pass over all of them."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from sparseallreduce.streams.stream import SparseStream, index_dtype
 __all__ = ["Intercept", "Weights", "as_numbers", "flat_indices", "zeros"]
 
 Array = NDArray[Any]
-Intercept = float | Array  # one number, or with columns one a column
+Intercept = float | Array  # one number, or with columns one per column
 
 
 class Weights(Journalled):
-    """The weight vector w, kept as ``scale * unscaled``; and the intercept, which is the last entry where there is one.
+    """The weight vector w, stored as ``scale * unscaled``, and the intercept, which is the last entry if there is one.
 
-    The L2 term shrinks all weights at every step. Here that is one product of two numbers, so that a step costs as much as the
+    The L2 term shrinks all weights in every step. Here that is one product of two numbers, so that a step costs as much as the
     gradient has entries and not N. When the scale gets small it is multiplied into the unscaled weights, which is the only pass over N.
 
-    If the descent has columns, there are K weights a feature and K intercepts, all of one scale, and gradients are row-sparse streams of
-    width K. Those of a feature lie together: the arrays kept here are flat, and column k of feature i is entry ``i * K + k``.
+    If the descent has columns, there are K weights per feature and K intercepts with a common scale, and gradients are row-sparse streams
+    of width K. The weights of a feature are adjacent: the arrays stored here are flat, and column k of feature i is entry ``i * K + k``.
 
     Parameters
     ----------
     size : int
-        Entries, or rows of K: the features, and one for the intercept. Gradients are streams of this size.
+        Number of weights, or of rows of K: the features, and one for the intercept. Gradients are streams of this size.
     descent : Descent, optional
     dtype : optional
-        float32 or float64, that of the gradients.
+        Data type of weights and gradients, float32 or float64.
     threads : Threads, optional
-        Threads that share the work; how many there are changes no bit.
+        Threads that share the work. The results do not depend on their number.
 
     Examples
     --------
@@ -54,12 +54,11 @@ class Weights(Journalled):
     array([ 0. , -0.9, -2. ], dtype=float32)
     """
 
-    # A scale this small is still far from where float32 loses precision (1e-38), and reached seldom: after 140,000 steps at
-    # rate * l2 = 1e-4.
+    # Still far above the scale at which float32 loses precision (1e-38), and rarely reached: after 140,000 steps with rate * l2 = 1e-4.
     _SMALLEST_SCALE = 1e-6
     _NUMBERS: tuple[str, ...] = ("steps", "scale", "intercept", "_rate")
 
-    #: Numbers that follow a gradient, sums over the samples of its batch.
+    #: Number of sums over the samples of a batch that are appended to its gradient.
     sums = 0
 
     def __init__(self, size: int, descent: Descent | None = None, dtype: DTypeLike = np.float32, threads: Threads | None = None) -> None:
@@ -72,17 +71,17 @@ class Weights(Journalled):
         self.unscaled = zeros(size, self.descent, dtype)
         self.intercept: Intercept = self._intercept_of(0.0)
         self._replica: Replica | None = None
-        self._changing = False  # whether other ranks may still be making their changes
-        self._rate = 0.0  # of the last step
+        self._changing = False  # whether other ranks may still update shared weights
+        self._rate = 0.0  # rate of the last step
         self._waited: Callable[[float], object] = float
-        self._first, self._parts = 0, self._threads.count  # of all parts of a change, the first that is for this rank's threads
+        self._first, self._parts = 0, self._threads.count  # number of this rank's first part of an update, and number of all parts
 
     def share(self, comm: Any, waited: Callable[[float], object]) -> None:
-        """Keep one replica for all ranks of each host, of which each changes a part, if that is of any use; collective.
+        """Keep one copy of the weights for all ranks of each host, if that pays off; each rank updates a part. Collective.
 
         From then on ``assign``, ``descend`` and ``restore`` are collective over the ranks of the host, and no rank may call ``descend``
-        while another may still read the weights: ranks that sum their gradients before see to that. Who reads weights waits until the
-        others have made their changes, tells ``waited`` how many seconds that took, and raises what ``descend`` would.
+        while another may still read the weights, which holds if the ranks sum their gradients before. A rank that reads weights waits until
+        the others have made their updates, calls ``waited`` with the seconds that took, and raises the errors of ``descend``.
         """
         if self._replica is None:
             names = self._blocks()
@@ -94,17 +93,17 @@ class Weights(Journalled):
                     self._keep(name, array)
 
     def shared_by(self, threads: Threads) -> None:
-        """Have these threads share the work from now on; of weights that no ranks share."""
+        """Let these threads share the work from now on. Not for weights shared by ranks."""
         self._threads = threads
         self._first, self._parts = 0, threads.count
 
     def wait_for_peers(self) -> None:
-        """Wait until all ranks have made the changes of the last step.
+        """Wait until all ranks have made the updates of the last step.
 
         Raises
         ------
         DivergenceError
-            If a weight is no finite number after it; on all ranks.
+            On all ranks, if a weight is not finite after it.
         """
         if self._changing and self._replica is not None:
             self._changing = False
@@ -115,16 +114,16 @@ class Weights(Journalled):
 
     @property
     def features(self) -> int:
-        """How many features there are."""
+        """The number of features."""
         return self.size - self.descent.intercept
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the weights: (size,), or (size, K) with K columns."""
+        """The shape of the weights: (size,), or (size, K) with K columns."""
         return self._shape(self.size)
 
     def to_array(self) -> Array:
-        """A copy of the weights, of this shape, with the intercept last."""
+        """Return a copy of the weights, with ``shape`` and the intercept last."""
         self.wait_for_peers()
         array = np.empty(self.shape, self.unscaled.dtype)
         np.multiply(self.unscaled, self.scale, out=array.reshape(-1)[: len(self.unscaled)])
@@ -132,19 +131,19 @@ class Weights(Journalled):
         return array
 
     def assign(self, array: Array) -> None:
-        """Start from these weights, of this shape."""
+        """Set the weights to an array of this ``shape``."""
         self.scale = 1.0
         self._write(unscaled=array[: self.features].reshape(-1))
         if self.descent.intercept:
             self.intercept = self._intercept_of(array[self.features])
 
     def penalty(self) -> float:
-        """The regularisation term of the loss; one pass over N."""
+        """Return the regularisation term of the loss, which takes one pass over N."""
         self.wait_for_peers()
         return self.descent.l2 / 2 * self.scale**2 * float(np.dot(self.unscaled, self.unscaled))
 
     def at(self, indices: Array) -> Array:
-        """The weights at sorted positions, of shape (len(indices),), or (len(indices), K)."""
+        """Return the weights at sorted positions, of shape (len(indices),) or (len(indices), K)."""
         self.wait_for_peers()
         inside = np.searchsorted(indices, self.features) if self.descent.intercept else len(indices)
         found = np.full(self._shape(len(indices)), self.intercept, self.unscaled.dtype)
@@ -152,32 +151,32 @@ class Weights(Journalled):
         return found
 
     def learned_at(self, features: Array) -> Array:
-        """What ``to_array`` says of some features, in any order and as often as they are given."""
+        """Return the entries of ``to_array`` for some features, in any order and with duplicates."""
         return self.at(features)
 
     @property
     def learned_intercept(self) -> Intercept:
-        """What ``to_array`` says of the intercept, unrounded."""
+        """The intercept in ``to_array``, unrounded."""
         return self.intercept
 
     def stretch(self, features: Array, factors: Array) -> None:
-        """Multiply the weights of some features, each given once, because samples have been divided by these factors since."""
+        """Multiply the weights of some distinct features by the factors by which samples have been divided since."""
         places, factors = self._places(features), np.repeat(factors, self.descent.width)
         self.note(places)
         self._stretch(places, factors)
 
     @property
     def current(self) -> bool:
-        """Whether ``unscaled`` is what all steps have led to, at every feature."""
+        """True if ``unscaled`` includes all steps for every feature."""
         return True
 
     def scores(self, dataset: Dataset, rows: Array) -> Array:
-        """``w.x`` plus the intercept of the given rows of this rank's samples, float64 of shape (len(rows),), or (len(rows), K)."""
+        """Return ``w.x`` plus the intercept of some rows of this rank's samples, float64 of shape (len(rows),) or (len(rows), K)."""
         self.wait_for_peers()
         return self._scored(self.unscaled, dataset, rows)
 
     def compact_scores(self, samples: Rows, features: Array | None = None) -> Array:
-        """The scores of all samples, whose features are only these of all, increasing, if any are given; see :class:`CompactBatch`."""
+        """Return the scores of all samples, whose features are numbers in ``features``, ascending, if given; see :class:`CompactBatch`."""
         self.wait_for_peers()
         unscaled, scores = self.unscaled if features is None else self._gathered(features), np.empty(self._shape(len(samples.starts)))
         fill_scores = kernels.compact_scores if self.columns is None else kernels.compact_column_scores
@@ -190,7 +189,7 @@ class Weights(Journalled):
         return self._completed(scores)
 
     def _gathered(self, features: Array) -> Array:
-        """The unscaled weights at some features."""
+        """Return the unscaled weights of some features."""
         return self._each_gathered(self.unscaled, features)
 
     def _each_gathered(self, array: Array, features: Array) -> Array:
@@ -207,7 +206,7 @@ class Weights(Journalled):
         return found
 
     def _scored(self, unscaled: Array, dataset: Dataset, rows: Array) -> Array:
-        """The scores of rows by unscaled weights of as many features."""
+        """Return the scores of rows, given unscaled weights."""
         scores = np.empty(self._shape(len(rows)))
         fill_scores = kernels.scores if self.columns is None else kernels.column_scores
 
@@ -218,7 +217,7 @@ class Weights(Journalled):
         return self._completed(scores)
 
     def _completed(self, scores: Array) -> Array:
-        """Scores by the unscaled weights, with scale and intercept."""
+        """Return scores by the unscaled weights with scale and intercept applied."""
         if self.scale != 1.0:
             scores *= self.scale
         if self.columns is not None or self.intercept:
@@ -226,27 +225,27 @@ class Weights(Journalled):
         return scores
 
     def final(self) -> Weights:
-        """What has been learned, ``to_array``, as weights that give scores: these, or others where they are not the same."""
+        """Return weights that score by the result, ``to_array``: these, or others if they differ."""
         return self
 
     def final_scores(self, dataset: Dataset) -> Array:
-        """The scores of all of this rank's samples by what has been learned."""
+        """Return the scores of all of this rank's samples by the result."""
         return self.final().scores(dataset, np.arange(dataset.rows))
 
     def descend(self, gradient: SparseStream, rate: float) -> None:
-        """One step of gradient descent in place: ``w = (1 - rate * l2) * w - rate * gradient``.
+        """Take one step of gradient descent in place: ``w = (1 - rate * l2) * w - rate * gradient``.
 
         Parameters
         ----------
         gradient : SparseStream
-            Of the dtype of the weights and this size, in either form; with columns of width K, or flat, with an entry for every weight.
+            Gradient in the dtype and size of the weights, sparse or dense; with columns of width K, or flat with one entry per weight.
         rate : float
             Learning rate; ``rate * l2`` must be below 1, with momentum below 1 - momentum.
 
         Raises
         ------
         DivergenceError
-            If a weight that the gradient touches is not finite afterwards; where a replica is shared, ``wait_for_peers`` may raise it.
+            If a weight that the gradient touches is not finite afterwards; with shared weights, ``wait_for_peers`` may raise it.
         """
         self.wait_for_peers()
         self.steps += 1
@@ -263,8 +262,8 @@ class Weights(Journalled):
         self._check(finite and _is_finite(self.intercept))
 
     def warm_up(self, dataset: Dataset) -> None:
-        """Compile what ``scores``, ``descend`` and ``to_array`` need for such samples; the weights stay as they are."""
-        size = 2 + self.descent.intercept  # features of a single one would lie as in other arrays
+        """Compile what ``scores``, ``descend`` and ``to_array`` need for such samples; the weights do not change."""
+        size = 2 + self.descent.intercept  # with one feature, arrays would have another memory layout
         if self.columns is not None:
             kernels.warm_up_columns(dataset.indices.dtype, dataset.values.dtype)
         others = type(self)(size, self.descent, self.unscaled.dtype)
@@ -277,69 +276,69 @@ class Weights(Journalled):
         others.to_array()
 
     def state(self) -> dict[str, Any]:
-        """All that later steps depend on, as arrays and numbers."""
+        """Return all that later steps depend on, as arrays and numbers."""
         self.wait_for_peers()
-        # By "direction" checkpoints have called it from the first.
+        # Checkpoints have always called it "direction".
         return {"steps": self.steps, "scale": self.scale, "direction": self.unscaled, "intercept": as_numbers(self.intercept)}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Become what the weights were when ``state`` was taken."""
+        """Restore the weights from a ``state``."""
         self.steps, self.scale, self.intercept = int(state["steps"]), float(state["scale"]), self._intercept_of(state["intercept"])
         self._write(unscaled=state["direction"])
 
     def memory(self) -> dict[str, Any]:
-        """What later steps depend on beside the weights, for a run that goes on from these: see :meth:`remember`. Collective as ``share``.
+        """Return copies of what later steps depend on besides the weights, for :meth:`remember`. Collective after ``share``.
 
-        Copies, of which those of an array have an entry for every feature.
+        Arrays have one entry per feature.
         """
         self.wait_for_peers()
         return {"steps": self.steps}
 
     def remember(self, memory: dict[str, Any], stretch: Array | float = 1.0) -> None:
-        """Go on with this memory of a run with the same descent, after :meth:`assign`.
+        """Restore the memory of a run with the same descent, after :meth:`assign`.
 
         Parameters
         ----------
         memory : dict
         stretch : ndarray or float
-            Per feature, what weights have been multiplied by since, because samples have been divided by it.
+            Factor per feature by which weights have been multiplied since, because samples have been divided by it.
         """
         self.steps = int(memory["steps"])
 
     def _shared_names(self) -> list[str]:
-        """Of the arrays with an entry for every feature."""
+        """Return the names of the arrays with one entry per feature."""
         return ["unscaled"]
 
     def _blocks(self) -> list[str]:
-        """Of the arrays in memory that hold those."""
+        """Return the names of the memory blocks that hold these arrays."""
         return self._shared_names()
 
     def _keep(self, name: str, block: Array) -> None:
-        """Have one of those arrays from now on."""
+        """Replace one of these blocks."""
         setattr(self, name, block)
 
     def _cuts(self, length: int) -> list[int]:
-        """Where to cut this rank's share of so many things for its threads: threads + 1 bounds."""
+        """Return the threads + 1 bounds that divide this rank's part of ``length`` items among its threads."""
         return [length * part // self._parts for part in range(self._first, self._first + self._threads.count + 1)]
 
     def _own(self, length: int) -> slice:
-        """This rank's share of so many things."""
+        """Return this rank's part of ``length`` items."""
         cuts = self._cuts(length)
         return slice(cuts[0], cuts[-1])
 
     def _check(self, finite: bool) -> None:
         if not finite:
             lower = f"lower the learning rate ({self._rate:g} there)"
-            raise DivergenceError(f"a weight is no finite number after step {self.steps}: {lower}")
+            raise DivergenceError(f"a weight is not finite after step {self.steps}: {lower}")
 
     def _meet(self) -> None:
-        """Wait until all ranks have made a change, in the middle of one or apart from steps."""
+        """Wait until all ranks reach this point of an update."""
         if self._replica is not None:
             self._replica.meeting.come()
             self._replica.meeting.wait()
 
     def _write(self, **arrays: Any) -> None:
-        """Make the arrays of these names hold these values."""
+        """Set the named arrays to these values."""
         self._changing = False
         self._meet()
         for name, values in arrays.items():
@@ -361,14 +360,14 @@ class Weights(Journalled):
         self.unscaled[places] *= factors
 
     def _places(self, features: Array) -> Array:
-        """Those of the single weights of some features."""
+        """Return the positions of the single weights of some features."""
         return features if self.columns is None else flat_indices(features, self.columns, self.size)
 
     def _parted(self, gradient: SparseStream) -> tuple[Array | None, Array, Intercept]:
-        """The indices (None if dense) and values of a gradient's features, and its entry of the intercept.
+        """Return indices (None if dense) and values of a gradient's features, and its entry for the intercept.
 
-        Values of a sparse gradient with columns have the shape (features, K), and indices are those of features; where each weight has an
-        entry of its own, both are flat, as of any dense gradient. See :meth:`_flat`.
+        Values of a sparse gradient with columns have the shape (features, K), and indices are those of features; if each weight has its own
+        entry, both are flat, as for any dense gradient. See :meth:`_flat`.
         """
         features, weights = self.features, len(self.unscaled)
         if gradient.is_dense:
@@ -385,13 +384,13 @@ class Weights(Journalled):
         return indices, values, 0.0
 
     def _flat(self, indices: Array | None, values: Array) -> tuple[Array | None, Array]:
-        """Indices and values of a gradient's features as those of single weights, for loops over these."""
+        """Return indices and values of a gradient's features as those of single weights."""
         if values.ndim == 1 or indices is None:
             return indices, values
         return flat_indices(indices, self.descent.width, self.size), values.reshape(-1)
 
     def _subtract(self, indices: Array | None, values: Array, rate: float) -> bool:
-        """Take this rank's share of the gradient, times the rate, from the weights; returns whether what becomes of them is finite."""
+        """Subtract the rate times this rank's part of the gradient from the weights; return True if the results are finite."""
         cuts = self._cuts(len(values))
         step = self.unscaled.dtype.type(rate / self.scale)
         subtract_at = kernels.descend if values.ndim == 1 else kernels.descend_columns
@@ -408,22 +407,22 @@ class Weights(Journalled):
         self.intercept = self.intercept - rate * slope
 
     def _shape(self, length: int) -> tuple[int, ...]:
-        """Of an array with so many scores, or weights, a column."""
+        """Return the shape of an array with ``length`` scores or weights, per column if there are columns."""
         return (length,) if self.columns is None else (length, self.columns)
 
     def _by_feature(self, array: Array) -> Array:
-        """A flat array with its columns as a second axis."""
+        """Return a flat array with its columns as a second axis."""
         return array if self.columns is None else array.reshape(-1, self.columns)
 
     def _intercept_of(self, numbers: Any) -> Intercept:
-        """A number, or one for each column, as an intercept is kept: a float, or a float64 array of its own."""
+        """Return an intercept as it is stored: a float, or a new float64 array with one number per column."""
         if self.columns is None:
             return float(np.asarray(numbers).item())
         return np.array(np.broadcast_to(numbers, self.columns), np.float64)
 
 
 def flat_indices(features: Array, width: int, size: int) -> Array:
-    """The places of all columns of some features among the weights of ``size`` features, of so many columns each.
+    """Return the positions of all columns of some features among the weights of ``size`` features with ``width`` columns.
 
     >>> flat_indices(np.uint32([1, 4]), 3, 5)
     array([ 3,  4,  5, 12, 13, 14], dtype=uint32)
@@ -434,18 +433,18 @@ def flat_indices(features: Array, width: int, size: int) -> Array:
 
 
 def zeros(size: int, descent: Descent, dtype: DTypeLike, numbers: int = 1) -> Array:
-    """So many zeros for every weight but the intercepts."""
+    """Return an array of ``numbers`` zeros per weight, not counting intercepts."""
     features, columns = size - descent.intercept, descent.width
     try:
         return np.zeros(features * columns * numbers, dtype)
     except (MemoryError, OverflowError, ValueError):
         nbytes = features * columns * numbers * np.dtype(dtype).itemsize
         needed = f"{features:,} features times {columns:,} columns of weights take {nbytes:.3g} bytes"
-        raise DatasetError(f"{needed}, and there is no memory for them: take fewer features or classes") from None
+        raise DatasetError(f"{needed}, and there is no memory for them: use fewer features or classes") from None
 
 
 def as_numbers(intercept: Intercept) -> float | tuple[float, ...]:
-    """An intercept as plain numbers, which are not taken for a part of the features."""
+    """Return an intercept as plain numbers, which are not mistaken for an array with one entry per feature."""
     return tuple(intercept.tolist()) if isinstance(intercept, np.ndarray) else intercept
 
 

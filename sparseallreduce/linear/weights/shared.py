@@ -1,12 +1,12 @@
-"""One replica of the weights for all ranks of a host, in memory that they share: each changes a part of it, and all read the whole.
+"""One copy of the weights in memory shared by all ranks of a host: each rank updates a part, and all read the whole.
 
-With a replica of its own every rank would make the same changes, to memory that competes with the others' for the same cache. Two
-ranks on a core each, of whose weights (N = 3.2 million) a step reads 56,000 and changes 99,500, take 0.3 to 0.85 of the time for changing
-them and 0.5 to 1.0 for reading; at the quietest moment that was seen, 1.2 to 1.4 and 1.4 to 1.5, which no whole training showed.
+If every rank had its own copy, all would make the same updates, in memory that competes for the same cache. With two
+ranks on a core each, N = 3.2 million, and steps that read 56,000 weights and change 99,500, sharing takes 0.3 to 0.85 of the time for the
+updates and 0.5 to 1.0 for reading; on an idle machine 1.2 to 1.4 and 1.4 to 1.5 at worst, which no whole training showed.
 
-Ranks that take their steps together need to meet once a step for that, after they have changed the weights and before they read them
-again, and do other things in between. Before they change them they need not: no rank has the sum of all gradients until every rank has
-computed its own, and so has read the weights.
+Ranks that take their steps together have to synchronise once per step, after their updates and before they read the weights
+again, and can do other work in between. They need not synchronise before the updates: no rank has the sum of all gradients until every rank
+has computed its own, and so has read the weights.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ __all__ = ["Replica", "shared_replica"]
 Array = NDArray[Any]
 Memory = NDArray[np.uint8]
 
-_FEW = 1 << 20  # bytes of weights that lie in the cache of a core anyway
+_FEW = 1 << 20  # bytes of weights that fit the cache of a core
 
 
 class Replica:
-    """Arrays in shared memory, and where the ranks meet that change them.
+    """Arrays in shared memory, and the synchronisation of the ranks that update them.
 
     Parameters
     ----------
     memory : ndarray of uint8
-        The same for all ranks, zeros at first; of :meth:`nbytes`.
+        Memory shared by all ranks, :meth:`nbytes` zeros.
     arrays : list of ndarray
-        Of rank 0, what the arrays hold at first; of the others, arrays like them.
+        On rank 0, the initial contents; on other ranks, arrays of the same sizes and dtypes.
     rank : int
     threads : list of int
-        Of each rank: all of them share what is to be changed.
+        Number of threads of each rank; all threads share the updates.
     oversubscribed : bool
         Whether ranks share cores.
     comm : communicator
-        Of which messages may be under way while the ranks wait for each other.
+        Communicator with messages that may be pending while the ranks wait for each other.
 
     Attributes
     ----------
     arrays : list of ndarray
     first, parts : int
-        Of how many parts each change is made, and which of them is the first of this rank's.
+        Number of this rank's first part of each update, and number of all parts.
     meeting : Meeting
-        After its changes a rank comes, and says whether it is well; once it has waited it can read the changes of all.
+        Synchronisation: a rank signals that it has made its updates, and whether they are finite; after waiting it can read those of all.
     """
 
     def __init__(self, memory: Memory, arrays: list[Array], rank: int, threads: list[int], oversubscribed: bool, comm: Any) -> None:
@@ -66,15 +66,15 @@ class Replica:
 
     @staticmethod
     def nbytes(arrays: list[Array], ranks: int) -> int:
-        """Bytes of memory that it takes."""
+        """Return the number of bytes of shared memory that this takes."""
         return Meeting.nbytes(ranks) + sum(_padded(array.nbytes) for array in arrays)
 
 
 def shared_replica(arrays: list[Array], comm: Any, threads: int = 1) -> Replica | None:
-    """The arrays, which are the same on all ranks, in memory that the ranks of this host share; collective over ``comm``.
+    """Return the arrays, which are the same on all ranks, in memory shared by the ranks of this host. Collective over ``comm``.
 
-    None where that is of no use: for a rank alone on its host, and for arrays that fit into the cache; and where there is none to be
-    had, on all ranks of the host.
+    Returns None if sharing does not pay off, for a single rank on its host and for arrays that fit the cache, and on all ranks of the
+    host if there is no shared memory.
     """
     if comm.size == 1 or sum(array.nbytes for array in arrays) < _FEW:
         return None
