@@ -227,7 +227,7 @@ def check(chosen: dict[str, Any], tested: bool) -> None:
         "--strategy local is of --update ftrl: leave it out, or take that": kind is LocalStepsStrategy and chosen["update"] != "ftrl",
         "--algorithm is of the strategies sparse and overlapped: leave it out, or take one of them": chosen["algorithm"] != "auto"
         and not issubclass(kind, SparseStrategy),
-        f"--density is of the strategies {', '.join(LOSSY)}: leave it out, or take one of them": chosen["density"] is not None
+        f"--density is for the strategies {', '.join(LOSSY)}: leave it out, or take one of them": chosen["density"] is not None
         and not issubclass(kind, LossyStrategy),
         "--servers is of the strategies ps-sync and ps-async: leave it out, or take one of them": chosen["servers"] != 1
         and not issubclass(kind, ParameterServer),

@@ -62,7 +62,7 @@ def test_no_penalty_is_an_infinite_c():
         ({"n_jobs": 2, "threads": 2}, "n_jobs=2 and threads=2 say the same"),
         ({"n_jobs": 0}, "n_jobs must be"),
         ({"scale_features": "yes"}, "scale_features must be"),
-        ({"solver": "dual", "C": np.inf}, "needs a penalty of squares, and C is inf"),
+        ({"solver": "dual", "C": np.inf}, "needs an L2 penalty, but C is inf"),
     ],
 )
 def test_contradictions_and_what_is_out_of_range_are_refused(said, named):

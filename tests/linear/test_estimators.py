@@ -529,7 +529,7 @@ def test_early_stopping_gives_the_best_weights_on_samples_held_out(estimator):
 
 def test_early_stopping_is_for_fit_and_a_share_of_the_samples():
     X, y = np.eye(4), np.array([0, 0, 1, 1])
-    with pytest.raises(ValueError, match="partial_fit does without early_stopping"):
+    with pytest.raises(ValueError, match="partial_fit does not support early_stopping"):
         LogisticRegression(early_stopping=True).partial_fit(X, y, [0, 1])
     with pytest.raises(ValueError, match="validation_fraction must be above 0 and below 1"):
         LogisticRegression(early_stopping=True, validation_fraction=1.0).fit(X, y)
@@ -563,7 +563,7 @@ def test_parameters_of_sgd_choose_it_and_go_with_no_other_update(asked):
     X, y = sparse_problem()
     chosen, named = (LogisticRegression(**asked, **update, max_iter=5, tol=None).fit(X, y) for update in ({}, {"update": "sgd"}))
     np.testing.assert_array_equal(chosen.coef_, named.coef_)
-    with pytest.raises(ValueError, match=f"{next(iter(asked))}=.* is of the update 'sgd', not of 'ftrl'"):
+    with pytest.raises(ValueError, match=f"{next(iter(asked))}=.* is for the update 'sgd', not for 'ftrl'"):
         LogisticRegression(**asked, update="ftrl").fit(X, y)
     with pytest.raises(ValueError, match="update must be one of auto, sgd, ftrl, arow, not 'adam'"):
         LogisticRegression(update="adam").fit(X, y)

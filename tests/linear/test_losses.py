@@ -75,7 +75,7 @@ def test_poisson_is_poisson_regressor_s(l2):
     near(model_of("linear", "poisson"), ours, theirs, COUNTS, l2, 1e-3)
     np.testing.assert_allclose(ours.predict(X), theirs.predict(X), rtol=0.05)
     assert ours.score(X, COUNTS) == pytest.approx(1 - np.square(COUNTS - ours.predict(X)).sum() / np.square(COUNTS - COUNTS.mean()).sum())
-    with pytest.raises(ValueError, match="the loss poisson has no meaning for labels below 0"):
+    with pytest.raises(ValueError, match="the loss poisson is undefined for labels below 0"):
         LinearRegression(loss="poisson").fit(X, NOISY)
 
 

@@ -192,7 +192,7 @@ def test_estimators_take_the_strategy_and_its_density(name):
     [
         ({"strategy": "topka", "density": 0.0}, "density must be above 0 and at most 1, not 0.0"),
         ({"strategy": "topka", "density": "much"}, "density must be above 0 and at most 1, not 'much'"),
-        ({"density": 0.1}, "density is of the strategies .*topka.*: leave it out, or take one of them"),
+        ({"density": 0.1}, "density is for the strategies .*topka.*: leave it out, or use one of them"),
     ],
 )
 def test_estimators_refuse_a_density_that_makes_no_sense(parameters, message):
@@ -238,7 +238,7 @@ def test_the_command_trains_resumes_and_is_drawn(name, samples, tmp_path):
     [
         (["--strategy", "topka", "--density", "0"], "0.0 is not in the range"),
         (["--strategy", "topka", "--density", "1.1"], "1.1 is not in the range"),
-        (["--density", "0.1"], "--density is of the strategies"),
+        (["--density", "0.1"], "--density is for the strategies"),
         (["--strategy", "topka", "--algorithm", "ssar_ring"], "--algorithm is of the strategies"),
     ],
 )

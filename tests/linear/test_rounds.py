@@ -150,7 +150,7 @@ def test_early_stopping_ends_the_rounds():
 @pytest.mark.parametrize(
     ("stopping", "options", "said"),
     [
-        ("progressive_loss", {}, "training in steps"),
+        ("progressive_loss", {}, "only SGD training"),
         ("validation_loss", {}, "hold out"),
         ("train_auc", {"evaluate_every": 0}, "evaluate_every"),
     ],

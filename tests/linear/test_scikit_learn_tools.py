@@ -77,7 +77,7 @@ def test_parameters_that_contradict_each_other_are_errors_with_the_remedy():
     for parameters, what in (
         ({"C": 2.0, "l2": 0.1}, "l2 and C both set the penalty: leave one of them out"),
         ({"penalty": "l2", "l1_ratio": 0.5}, "penalty='l2' means l1_ratio=0, not 0.5: leave one of them out"),
-        ({"n_jobs": 2, "threads": 2}, "say the same: leave one of them out"),
+        ({"n_jobs": 2, "threads": 2}, "mean the same: leave one of them out"),
         ({"penalty": None, "l1_ratio": 0.5}, "leave one of them out"),
         ({"C": 0.0}, "C must be above 0"),
         ({"solver": "newton", "penalty": "l1"}, "take solver='sgd'"),

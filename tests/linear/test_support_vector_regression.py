@@ -115,7 +115,7 @@ def test_what_does_not_go_together_is_refused_with_the_remedy():
         LinearRegression(loss=LOSSES[0], epsilon=-1).fit(X, y)
     with pytest.raises(ValueError, match="solver must be one of auto, dual"):
         LinearRegression(solver="liblinear").fit(X, y)
-    with pytest.raises(ValueError, match=r"learning_rate=0\.1 is of solver='sgd'"):
+    with pytest.raises(ValueError, match=r"learning_rate=0\.1 is for solver='sgd'"):
         LinearRegression(loss=LOSSES[0], solver="dual", learning_rate=0.1).fit(X, y)
     with pytest.raises(ValueError, match="ascent knows the losses"):
         LinearRegression(loss="poisson", solver="dual").fit(X, np.abs(y))

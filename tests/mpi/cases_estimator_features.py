@@ -85,7 +85,7 @@ def case_a_rank_without_a_model_is_the_same_error_on_all(comm):
     if comm.size == 1:
         model.partial_fit(X[own], y[own])
         return
-    with pytest.raises(MismatchError, match="give all the same model") as caught:
+    with pytest.raises(MismatchError, match="use the same model on all ranks") as caught:
         model.partial_fit(X[own], y[own])
     assert comm.allgather(str(caught.value)) == [str(caught.value)] * comm.size
 

@@ -5,4 +5,4 @@ from sparseallreduce.linear.estimators.pickles import find_moved
 
 __all__ = ["LinearRegression", "LinearSVM", "LogisticRegression"]
 
-find_moved()  # here, because every pickle of an estimator begins with its class
+find_moved()  # here, because loading a pickle of an estimator imports this package first

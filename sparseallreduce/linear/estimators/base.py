@@ -1,4 +1,4 @@
-"""What the estimators share: fit, files, pickles, and checks of what the ranks pass."""
+"""Base class of the estimators: fit, files, pickles, and checks of the arguments of all ranks."""
 
 from __future__ import annotations
 
@@ -39,37 +39,37 @@ __all__ = ["LinearEstimator", "goes_on"]
 
 Array = NDArray[Any]
 
-_Progress = Progress  # by which pickles know it
+_Progress = Progress  # the name used in earlier pickles
 
 
 class LinearEstimator(StreamingEstimator):
-    """A linear model with scikit-learn's interface; a subclass says what its labels are."""
+    """A linear model with scikit-learn's interface; subclasses define the labels."""
 
-    solver = "auto"  # of models that were pickled before there was a choice
+    solver = "auto"  # for models pickled before the parameter existed
 
-    #: How the columns of a frame become features; None if the model was not fitted on a frame that is encoded.
+    #: Encoding of the columns of a frame as features; None if the model was not fitted on an encoded frame.
     encoding_: Encoding | None = None
 
     @collective("fit")
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Train on the samples of all ranks; collective.
+        """Train on the samples of all ranks. Collective.
 
         Parameters
         ----------
         X : array-like, scipy.sparse matrix or array, or frame, shape (samples, n_features)
-            This rank's samples, of which there may be none under mpiexec. float32 is trained in float32, all else in float64. Of a frame
-            (pandas, polars, Arrow, Hugging Face's datasets) columns become features as those of files do: numbers stay numbers, strings,
-            booleans and categories become a feature each, missing values one of their own, and ``encoding_`` names them. Then columns are
-            found by their names in whatever order. A frame of pandas with nothing but numbers is taken as scikit-learn takes it.
+            This rank's samples, possibly none under mpiexec. float32 is trained in float32, all else in float64. The columns of a frame
+            (pandas, polars, Arrow, Hugging Face's datasets) are encoded as those of files are: numbers are features by themselves, each
+            string, boolean or category becomes a feature, and so do missing values; ``encoding_`` has their names. Columns are then matched
+            by name, in any order. A pandas frame of numbers only is used as in scikit-learn.
         y : array-like, shape (samples,)
         sample_weight : array-like, shape (samples,), optional
-            What each sample counts: 2 is as good as having it twice. So ``C`` weighs their sum, and beside ``l2`` and ``l1`` the loss is
-            the mean by weights, of which only the ratios matter. ``sparseallreduce train`` does the same.
+            Weight of each sample: 2 is the same as having it twice. With ``C``, the losses are summed with these weights; with ``l2`` and
+            ``l1``, the loss is the weighted mean, so that only ratios of weights matter. ``sparseallreduce train`` does the same.
 
         Raises
         ------
         ValueError
-            On every rank alike, if samples or parameters of any rank are not right, or those of two ranks do not fit together.
+            On every rank, if samples or parameters of any rank are invalid, or those of two ranks do not match.
         DivergenceError
             If the learning rate is too high.
         """
@@ -77,24 +77,24 @@ class LinearEstimator(StreamingEstimator):
 
     @collective("evaluate")
     def evaluate(self, X: Any, y: Any, sample_weight: Any = None, *, metrics: Sequence[str] | None = None) -> dict[str, Any]:
-        """Return metrics over all ranks' samples by name, the same on every rank; collective.
+        """Return metrics over all ranks' samples by name, the same on every rank. Collective.
 
         Parameters
         ----------
         X, y, sample_weight
-            As for :meth:`fit`; labels are among those that the model knows.
+            As for :meth:`fit`. Labels have to be classes of the model.
         metrics : sequence of str, optional
-            Keys of :data:`sparseallreduce.linear.metrics.METRICS`, as ``["f1", "roc_auc"]``; all that the model has by default.
+            Keys of :data:`sparseallreduce.linear.metrics.METRICS`, such as ``["f1", "roc_auc"]``; by default all of the model's metrics.
 
         Returns
         -------
         dict
-            As of :func:`sparseallreduce.linear.metrics.evaluate`.
+            The result of :func:`sparseallreduce.linear.metrics.evaluate`.
 
         Raises
         ------
         ValueError
-            On every rank alike, if there is no such metric, a label is unknown, or no sample counts.
+            On every rank, if a metric or a label is unknown, or all samples have weight zero.
         """
         comm = self._communicator()
 
@@ -106,18 +106,18 @@ class LinearEstimator(StreamingEstimator):
         return together(comm, lambda: evaluate_scores(self._meaning(), *agreed(comm, given), comm, metrics))
 
     def to_file(self, path: str | os.PathLike[str]) -> None:
-        """Write a model file, which ``sparseallreduce predict`` and :func:`~sparseallreduce.linear.load_model` read; on one rank."""
+        """Write a model file for ``sparseallreduce predict`` and :func:`~sparseallreduce.linear.load_model`. Called on one rank."""
         check_is_fitted(self)
         save_model(path, replace(self._fitted(), encoding=self.encoding_))
 
     def to_sklearn(self) -> Any:
-        """Return a fitted estimator of scikit-learn with the same predictions and probabilities.
+        """Return a fitted scikit-learn estimator with the same predictions and probabilities.
 
-        As :meth:`sparseallreduce.linear.FittedModel.to_sklearn` does; names of features (``feature_names_in_``) go with it.
+        See :meth:`sparseallreduce.linear.FittedModel.to_sklearn`. The names of features (``feature_names_in_``) are kept.
         """
         check_is_fitted(self)
         estimator = self._fitted().to_sklearn()
-        if self.encoding_ is not None:  # it takes what the columns of a frame become
+        if self.encoding_ is not None:  # its features are the encoded columns of the frame
             estimator.feature_names_in_ = np.array(list(self.encoding_.names()), object)
         elif hasattr(self, "feature_names_in_"):
             estimator.feature_names_in_ = self.feature_names_in_
@@ -125,12 +125,12 @@ class LinearEstimator(StreamingEstimator):
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], **parameters: Any) -> Self:
-        """An estimator of these parameters with the model of a file, to predict with or to train on.
+        """Return an estimator with the model of a file, to predict or to continue training.
 
         Raises
         ------
         ModelFileError
-            If there is no such file, it is damaged, or holds a model of another kind.
+            If the file does not exist, is damaged, or holds a model of another class or loss.
         """
         model = load_model(path)
         if model.model not in cls._kinds():
@@ -152,12 +152,12 @@ class LinearEstimator(StreamingEstimator):
         return tags
 
     def __setstate__(self, state: Any) -> None:
-        # A pickle may be from before there were some of the parameters.
+        # An older pickle may lack some of the parameters.
         known = inspect.signature(type(self)).parameters
         super().__setstate__({name: parameter.default for name, parameter in known.items()} | state)
 
     def __sklearn_clone__(self) -> Any:
-        # scikit-learn copies parameters, which a communicator does not let itself be.
+        # scikit-learn copies parameters, but communicators cannot be copied.
         bare = object.__new__(type(self))
         bare.__dict__.update(self.__dict__, comm=None)
         twin = BaseEstimator.__sklearn_clone__(bare)
@@ -173,24 +173,24 @@ class LinearEstimator(StreamingEstimator):
 
     @classmethod
     def _kinds(cls) -> tuple[str, ...]:
-        """The kinds of models that files of this estimator hold."""
+        """Return the model names that files of this estimator may have."""
         return (cls._model.name,)
 
     @abstractmethod
     def _targets(self, samples: Samples, comm: Any, onward: bool, classes: Any) -> tuple[LinearModel, Array, Array]:
-        """The model that is to be trained, the labels as it takes them, and what each sample counts; collective."""
+        """Return the model to train, the labels in its form, and the weight of each sample. Collective."""
 
     @abstractmethod
     def _labels_checked(self, y: Array) -> Array:
-        """The labels that a call has been given, if they are fit for this estimator."""
+        """Return the labels after checking that they suit this estimator."""
 
     @classmethod
     def _parameters_of(cls, model: FittedModel) -> dict[str, Any]:
-        """The parameters that name the loss of a model."""
+        """Return the parameters that select the loss of a model."""
         return {"loss": model.loss}
 
     def _as_file(self, weights: Any, intercept: Any, classes: Array, kind: str | None = None) -> FittedModel:
-        """These weights, with what else a file says of the model."""
+        """Return these weights as a :class:`FittedModel`."""
         model = self._loss_model()
         return FittedModel(kind or model.name, weights, intercept, classes, loss=model.variant, parameter=model.parameter)
 
@@ -198,7 +198,7 @@ class LinearEstimator(StreamingEstimator):
         return resolve(self.comm)
 
     def _scores(self, X: Any, least: int = 1) -> Array:
-        """The scores of at least so many samples of this rank."""
+        """Return the scores of this rank's samples, of which there must be at least ``least``."""
         check_is_fitted(self)
         if self.encoding_ is not None:
             return self._scores_of(encoded(X, self.encoding_, least, self))
@@ -206,7 +206,7 @@ class LinearEstimator(StreamingEstimator):
         return self._scores_of(X)
 
     def _know_columns(self, encoding: Encoding | None) -> None:
-        """Keep how columns are encoded, and their names as scikit-learn has them."""
+        """Store the encoding of columns, and their names as scikit-learn does."""
         if encoding is None:
             self.__dict__.pop("encoding_", None)
             return
@@ -215,7 +215,7 @@ class LinearEstimator(StreamingEstimator):
         self.n_features_in_ = len(encoding.columns)
 
     def _learn(self, X: Any, y: Any, sample_weight: Any, *, passes: int, onward: bool, partial: bool, classes: Any = None) -> Self:
-        """Train, from zero or ``onward`` from the weights that are there; collective. A ``partial`` call goes on with the steps as well."""
+        """Train from zero, or from the present weights if ``onward``; ``partial`` calls continue the step count too. Collective."""
         comm = self._communicator()
         together(comm, lambda: self._learn_on(comm, X, y, sample_weight, passes, onward, partial, classes))
         return self
@@ -253,16 +253,16 @@ class LinearEstimator(StreamingEstimator):
         self.n_iter_ = len(done)
 
     def _share_trained(self, samples: int) -> float:
-        """The share of the samples that are not held out."""
+        """Return the fraction of the samples that are not held out."""
         return 1 - held_out(samples, self.validation_fraction) / samples if self.early_stopping else 1.0
 
     def _checked(
         self, X: Any, y: Any, sample_weight: Any, comm: Any, onward: bool, partial: bool, encoding: Encoding | None
     ) -> Samples:
-        """This rank's samples, if they and the parameters are right."""
+        """Return this rank's samples after checking them and the parameters."""
         self._check_parameters()
         if partial and self.early_stopping:
-            raise ValueError("partial_fit does without early_stopping, which needs all samples at once: call fit, or leave it out")
+            raise ValueError("partial_fit does not support early_stopping, which needs all samples at once: call fit, or leave it out")
         self._loss_model()
         form: dict[str, Any] = {
             "accept_sparse": "csr",
@@ -288,7 +288,7 @@ class LinearEstimator(StreamingEstimator):
         return Samples(rows[counts > 0], labels[counts > 0], counts[counts > 0])
 
     def _check_alike(self, samples: Samples, passes: int, onward: bool, partial: bool, comm: Any) -> None:
-        """Refuse on every rank what differs between ranks."""
+        """Raise an error on every rank if shapes, parameters or calls differ between ranks."""
         if comm.size == 1:
             if not samples.rows.shape[0]:
                 raise _no_sample()
@@ -309,20 +309,20 @@ class LinearEstimator(StreamingEstimator):
         if len({calls for _, _, calls, *_ in ranks}) > 1:
             raise MismatchError("some ranks call fit, others partial_fit: call the same on all ranks")
         if len({goes_on for *_, goes_on, _ in ranks}) > 1:
-            raise MismatchError("some ranks have a model to go on from, others have none: give all the same model")
+            raise MismatchError("some ranks have a model to continue from, others have none: use the same model on all ranks")
         if sum(shape[0] for shape, *_ in ranks) == 0:
             raise _no_sample()
         if comm.rank == 0 and samples.rows.shape[0] > 1 and all(bits == digest for *_, bits in ranks):
             warn(f"all {comm.size} ranks pass the same samples, each of which counts {comm.size} times: {_SAME_ROWS}", UserWarning)
 
 
-_SAME_ROWS = "pass every rank rows of its own, as shard(X, y) of sparseallreduce.linear deals them out"
+_SAME_ROWS = "pass different rows on each rank, for example those of shard(X, y) of sparseallreduce.linear"
 
 
 def goes_on(estimator: LinearEstimator) -> bool:
-    """Return True if an estimator has a ``partial_fit``; raise AttributeError, as scikit-learn asks for, if it has not."""
+    """Return True if an estimator has a ``partial_fit``; raise AttributeError, as scikit-learn requires, if it does not."""
     if in_rounds(estimator.solver):
-        raise AttributeError(f"partial_fit is of solver='sgd': rounds of solver={estimator.solver!r} need all samples at once, by fit")
+        raise AttributeError(f"partial_fit is for solver='sgd': solver={estimator.solver!r} needs all samples at once, in fit")
     return True
 
 

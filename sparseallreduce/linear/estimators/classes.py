@@ -1,11 +1,11 @@
 """Linear models with scikit-learn's interface, trained on the samples of one process or of all ranks of a communicator.
 
-Under mpiexec every rank passes samples of its own, as many as it has, and all ranks end with the same model::
+Under mpiexec every rank passes its own samples, in any number, and all ranks get the same model::
 
     model = LogisticRegression().fit(X_of_this_rank, y_of_this_rank)
 
 ``fit``, ``partial_fit`` and ``score`` are collective: all ranks of the communicator call them. ``predict`` and its relatives
-concern the samples of the caller alone.
+concern only the samples of the caller.
 """
 
 from __future__ import annotations
@@ -40,37 +40,37 @@ Array = NDArray[Any]
 
 
 def _with(listed: str, parameters: str) -> str:
-    """A list of parameters that begins with these."""
+    """Return a list of parameters with these inserted before ``l2``."""
     return listed.replace("    l2, l1", parameters + "    l2, l1", 1)
 
 
 _SOLVER = """    solver : {"auto", "dual", "cocoa", "newton", "sgd"}
-        "sgd" takes steps along gradients of batches. "dual" makes rounds of dual coordinate ascent on every rank
-        (:class:`sparseallreduce.linear.solvers.CoCoA`), which need no learning rate, and say how far the loss is above its least; "cocoa"
-        is the same with an intercept that is penalised as LIBLINEAR's is, and each class against the rest. "newton" is Newton's method,
-        whose iterations are few, whatever the number of ranks. "auto" takes it where a score has at most 400 weights, else "dual"; and
-        "sgd" where ``partial_fit`` is called, a parameter asks for steps, or the penalty is such that they alone can.
-        Of all but "sgd", ``max_iter`` are rounds at most; ``tol`` is the duality gap as a share of the loss at which they end, "auto" 1e-3,
-        and None makes all of them. With ``early_stopping`` they end as well when the loss on the samples held out has not fallen for
-        ``n_iter_no_change`` rounds, "auto" 5. ``history_`` has :class:`~sparseallreduce.linear.solvers.Figures`, in which the loss of a
-        round is None where it was not needed. With all but "sgd" there is no ``partial_fit``, and parameters of steps are errors
-        unless left at their defaults.
+        "sgd" takes steps along gradients of batches. "dual" is dual coordinate ascent on every rank in rounds
+        (:class:`sparseallreduce.linear.solvers.CoCoA`), which needs no learning rate, and bounds the distance of the loss from its minimum;
+        "cocoa" is the same with a penalised intercept as in LIBLINEAR, and one-versus-rest. "newton" is Newton's method, which needs
+        few iterations, whatever the number of ranks. "auto" selects "newton" for at most 400 weights per score, otherwise "dual"; and
+        "sgd" if ``partial_fit`` is called, a parameter is only for SGD steps, or the penalty allows no other.
+        For all but "sgd", ``max_iter`` is the largest number of rounds; ``tol`` is the duality gap at which they end, as a fraction of the
+        loss: "auto" is 1e-3, and None makes all rounds. With ``early_stopping`` they also end when the loss on the samples held out has not
+        decreased for ``n_iter_no_change`` rounds, "auto" 5. ``history_`` has :class:`~sparseallreduce.linear.solvers.Figures`, in which
+        the loss of a round is None if it was not needed. Only "sgd" has ``partial_fit``; with the others, parameters of SGD steps
+        must have their defaults.
 """
 
 _CLASSIFIER_PARAMETERS = (
     PARAMETERS
     + """    class_weight : dict, "balanced" or None
-        What a sample of each class counts, beside its own weight; "balanced" makes all classes count alike.
+        Factor of the sample weights of each class; "balanced" gives all classes the same total weight.
 """
     + _SOLVER
     + """
     Attributes
     ----------
     classes_ : ndarray, shape (classes,)
-        All labels of all ranks, sorted.
+        The labels of all ranks, sorted.
     coef_ : ndarray or csr_array, shape (1 or classes, n_features)
-        One score for two classes, otherwise one for each class; all are trained at once. Sparse where less than half of the features
-        occur and an array would be larger than the training data and a megabyte, or after :meth:`sparsify`.
+        Weights of the one score for two classes, otherwise of one score per class. Sparse if less than half of the features occur and an
+        array would be larger than the training data and a megabyte, or after :meth:`sparsify`.
     intercept_ : ndarray, shape (1 or classes,)
 """
     + ATTRIBUTES
@@ -78,9 +78,9 @@ _CLASSIFIER_PARAMETERS = (
 
 
 class _LinearClassifier(ClassifierMixin, LinearEstimator):
-    """Two classes by one score, more by one for each class."""
+    """Base class of classifiers: one score for two classes, one per class for more."""
 
-    _multiclass = "auto"  # one of the choices of more than two classes
+    _multiclass = "auto"  # method for more than two classes
 
     def __init__(
         self,
@@ -150,40 +150,39 @@ class _LinearClassifier(ClassifierMixin, LinearEstimator):
     @available_if(goes_on)  # type: ignore[untyped-decorator]
     @collective("partial_fit")
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
-        """Make one pass over the samples of all ranks, from where the last call ended; collective.
+        """Make one pass over the samples of all ranks, continuing from the last call. Collective.
 
-        Steps, learning rate, velocity and average go on from call to call, and begin anew with a :meth:`fit`, or with ``coef_`` that
-        are set. The norms of gradients that adaptive steps go by are those of a :meth:`fit` before, too.
+        Steps, learning rate, velocity and average continue from call to call, and start anew after :meth:`fit`, or if ``coef_``
+        is set. The gradient norms of adaptive steps continue after :meth:`fit` too.
 
-        With the strategies "sparse" and "overlapped" a call costs what its samples have non-zeros, whatever the number of features:
-        ``coef_`` is made when it is read, and the next call then tests whether it has been changed. Once in thousands of steps weights
-        take a pass over all of them. A call that raises, or is interrupted, leaves the model as it was before.
+        With the strategies "sparse" and "overlapped" the cost of a call depends on the non-zeros of its samples, not on the number of
+        features: ``coef_`` is computed when it is read, and the next call then checks whether it has been changed. Once in thousands of
+        steps there is a pass over all weights. A call that raises, or is interrupted, leaves the model as it was before.
 
         Parameters
         ----------
         X, y
             As for :meth:`fit`.
         sample_weight : array-like, shape (samples,), optional
-            What the loss of each sample is multiplied by, as in scikit-learn's ``SGDClassifier``: the samples of calls are weighed
-            against each other, too.
+            Factor of the loss of each sample, as in scikit-learn's ``SGDClassifier``: the weights are comparable between calls.
         classes : array-like, optional
-            All labels that this and later calls may have; needed in the first call.
+            All labels that this and later calls may have; required in the first call.
         """
         onward = self._has_weights()
         return self._learn(X, y, sample_weight, passes=1, onward=onward, partial=True, classes=() if classes is None else classes)
 
     def decision_function(self, X: Any) -> Array:
-        """The scores of this rank's samples: shape (samples,) for two classes, above zero for the second; else (samples, classes)."""
+        """Return the scores of this rank's samples, of shape (samples,) for two classes, above 0 for the second; or (samples, classes)."""
         return self._scores(X)
 
     def predict(self, X: Any) -> Array:
-        """The labels of this rank's samples, shape (samples,)."""
+        """Return the labels of this rank's samples, shape (samples,)."""
         scores = self._scores(X)
         return self._meaning().labels_of(scores)
 
     @collective("score")
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """The share of all ranks' samples that are classified rightly, the same on every rank; collective."""
+        """Return the accuracy on all ranks' samples, the same on every rank. Collective."""
         comm = self._communicator()
 
         def right() -> tuple[float, float]:
@@ -193,7 +192,7 @@ class _LinearClassifier(ClassifierMixin, LinearEstimator):
         return together(comm, lambda: accuracy(told(comm, right)))
 
     def _kind(self) -> str:
-        """The model of these scores of more than two classes."""
+        """Return the name of the model with these scores for more than two classes."""
         return self._model.name
 
     def _labels_checked(self, y: Array) -> Array:
@@ -218,7 +217,7 @@ class _LinearClassifier(ClassifierMixin, LinearEstimator):
         return model, np.where(numbers == 1, 1.0, -1.0) if model.columns is None else numbers.astype(np.float64), counts
 
     def _expect(self, classes: Array, onward: bool) -> None:
-        """Take the classes of a first call, and compare those of a later one."""
+        """Store the classes in the first call, and compare them in later ones."""
         if not onward:
             if len(classes) == 0:
                 raise ValueError("classes must be passed on the first call to partial_fit")
@@ -227,7 +226,7 @@ class _LinearClassifier(ClassifierMixin, LinearEstimator):
             raise ValueError(f"classes are {classes!r}, but were {self.classes_!r} in the first call to partial_fit")
 
     def _class_counts(self, numbers: Array, counts: Array, comm: Any, partial: bool) -> Array:
-        """What a sample of each class counts."""
+        """Return the weight of each class."""
         if self.class_weight is None:
             return np.ones(len(self.classes_))
         if not isinstance(self.class_weight, str):
@@ -256,16 +255,16 @@ class _LinearClassifier(ClassifierMixin, LinearEstimator):
 
 class LogisticRegression(_LinearClassifier):
     __doc__ = (
-        """Logistic regression by mini-batch SGD (thesis section 2.2.1); gives probabilities.
+        """Logistic regression, with class probabilities (thesis section 2.2.1).
 """
         + _CLASSIFIER_PARAMETERS.replace(
             """
     Attributes
 """,
             """    multi_class : str
-        How more than two classes are told apart: "multinomial", by the softmax of their scores, or "ovr", each class against the rest;
-        "auto" is multinomial for more than two. Two classes have one score in any case; by "multinomial" it is the difference of the two
-        that were trained, which are penalised apart.
+        Method for more than two classes: "multinomial" uses the softmax of their scores, "ovr" is one-versus-rest;
+        "auto" is multinomial for more than two. Two classes always have one score; with "multinomial" it is the difference of the two
+        trained scores, which are penalised separately.
 
     Attributes
 """,
@@ -281,8 +280,8 @@ class LogisticRegression(_LinearClassifier):
     )
 
     _model = Logistic
-    multi_class = "ovr"  # of models that were pickled before there was a choice
-    _of_softmax = False  # whether the scores that there are belong together
+    multi_class = "ovr"  # for models pickled before the parameter existed
+    _of_softmax = False  # whether the present scores are those of a softmax
 
     def __init__(
         self,
@@ -366,19 +365,19 @@ class LogisticRegression(_LinearClassifier):
 
     def _take(self, model: FittedModel) -> None:
         super()._take(model)
-        if len(model.classes) > 2:  # also where a file of the other kind is read
+        if len(model.classes) > 2:  # a file may hold either kind
             self._of_softmax = model.model == Multinomial.name
 
     def _kind(self) -> str:
         return Multinomial.name if self._of_softmax else Logistic.name
 
     def predict_proba(self, X: Any) -> Array:
-        """The probability of every class for this rank's samples, shape (samples, classes)."""
+        """Return the probability of every class for this rank's samples, shape (samples, classes)."""
         scores = self._scores(X)
         return self._meaning().probabilities_of(scores)
 
     def predict_log_proba(self, X: Any) -> Array:
-        """The logarithm of these probabilities."""
+        """Return the logarithm of :meth:`predict_proba`."""
         with np.errstate(divide="ignore"):  # a probability may be zero
             return np.log(self.predict_proba(X))
 
@@ -388,8 +387,8 @@ class LinearSVM(_LinearClassifier):
         """A linear support vector machine: the hinge loss or its square (thesis section 2.2.2).
 """
         + _with(_CLASSIFIER_PARAMETERS, """    loss : {"auto", "hinge", "squared_hinge"}
-        The latter is the square of the former. "auto" is the squared hinge, as in LIBLINEAR and scikit-learn's ``LinearSVC``; but the
-        hinge where ``partial_fit``, a parameter or ``solver`` asks for steps, and of the solver "cocoa".
+        Loss, the hinge or its square. "auto" is the squared hinge, as in LIBLINEAR and scikit-learn's ``LinearSVC``, except with SGD steps
+        (requested by ``partial_fit``, a parameter or ``solver``) and with the solver "cocoa", which use the hinge.
 """)
         + """
     Examples
@@ -400,7 +399,7 @@ class LinearSVM(_LinearClassifier):
     )
 
     _model = Hinge
-    _chosen_loss = Hinge.loss_name  # where it is left open, by the last call
+    _chosen_loss = Hinge.loss_name  # loss that "auto" selected in the last call
 
     def __init__(
         self,
@@ -484,26 +483,27 @@ class LinearSVM(_LinearClassifier):
 
 class LinearRegression(RegressorMixin, LinearEstimator):
     __doc__ = (
-        """Linear regression: least squares, or another loss.
+        """Linear regression by least squares or another loss.
 """
         + _with(PARAMETERS, """    loss : {"squared", "huber", "quantile", "poisson", "epsilon_insensitive", "squared_epsilon_insensitive"}
-        Least squares; squared up to ``epsilon`` and linear beyond; of a quantile; half the deviance of counts, whose mean is the
-        exponential of the score; or support vector regression, in which errors up to ``epsilon`` count nothing, and others by what they
-        are above it, or by the square of that, as in scikit-learn's ``LinearSVR`` and LIBLINEAR.
+        Loss: least squares; "huber", squared up to ``epsilon`` and linear beyond; "quantile" regression; "poisson", half the deviance of
+        counts with the exponential of the score as their mean; or support vector regression, which ignores errors up to ``epsilon``, and
+        counts larger ones by their excess or its square, as in scikit-learn's ``LinearSVR`` and LIBLINEAR.
     epsilon : float or "auto"
-        In units of the labels. "auto" is 0 for the losses that are insensitive to it, as in ``LinearSVR``, and for "huber" 1.35 times the
-        spread of the labels, 1.4826 times their median distance from the median: so labels in other units lead to the same model.
+        Parameter of the losses, in units of the labels. "auto" is 0 for the epsilon-insensitive losses, as in ``LinearSVR``, and for
+        "huber" 1.35 times the spread of the labels, which is 1.4826 times their median distance from the median: so the unit of the labels
+        has no effect.
     quantile : float
-        Of the loss "quantile": the share of labels that is to be below the prediction.
+        For the loss "quantile": fraction of the labels that should be below the prediction.
 """)
         + _SOLVER
         + """
     Attributes
     ----------
     epsilon_ : float
-        What ``epsilon="auto"`` has come to.
+        Value chosen for ``epsilon="auto"``.
     coef_ : ndarray, shape (n_features,), or csr_array, shape (1, n_features)
-        Sparse where less than half of the features occur and an array would be larger than the training data and a megabyte, or after
+        Weights. Sparse if less than half of the features occur and an array would be larger than the training data and a megabyte, or after
         :meth:`sparsify`.
     intercept_ : float
 """
@@ -517,7 +517,7 @@ class LinearRegression(RegressorMixin, LinearEstimator):
     )
 
     _model = Squared
-    epsilon_ = 0.0  # what epsilon="auto" has come to, in the last call that began anew
+    epsilon_ = 0.0  # value chosen for epsilon="auto" in the last call that started from zero
 
     def __init__(
         self,
@@ -596,33 +596,32 @@ class LinearRegression(RegressorMixin, LinearEstimator):
     @available_if(goes_on)  # type: ignore[untyped-decorator]
     @collective("partial_fit")
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Make one pass over the samples of all ranks, from where the last call ended; collective.
+        """Make one pass over the samples of all ranks, continuing from the last call. Collective.
 
-        Steps, learning rate, velocity and average go on from call to call, and begin anew with a :meth:`fit`, or with ``coef_`` that
-        are set. The norms of gradients that adaptive steps go by are those of a :meth:`fit` before, too.
+        Steps, learning rate, velocity and average continue from call to call, and start anew after :meth:`fit`, or if ``coef_``
+        is set. The gradient norms of adaptive steps continue after :meth:`fit` too.
 
-        With the strategies "sparse" and "overlapped" a call costs what its samples have non-zeros, whatever the number of features:
-        ``coef_`` is made when it is read, and the next call then tests whether it has been changed. Once in thousands of steps weights
-        take a pass over all of them. A call that raises, or is interrupted, leaves the model as it was before.
+        With the strategies "sparse" and "overlapped" the cost of a call depends on the non-zeros of its samples, not on the number of
+        features: ``coef_`` is computed when it is read, and the next call then checks whether it has been changed. Once in thousands of
+        steps there is a pass over all weights. A call that raises, or is interrupted, leaves the model as it was before.
 
         Parameters
         ----------
         X, y
             As for :meth:`fit`.
         sample_weight : array-like, shape (samples,), optional
-            What the loss of each sample is multiplied by, as in scikit-learn's ``SGDRegressor``: the samples of calls are weighed
-            against each other, too.
+            Factor of the loss of each sample, as in scikit-learn's ``SGDRegressor``: the weights are comparable between calls.
         """
         return self._learn(X, y, sample_weight, passes=1, onward=self._has_weights(), partial=True)
 
     def predict(self, X: Any) -> Array:
-        """The predicted numbers of this rank's samples, shape (samples,): the scores, or with the loss "poisson" their exponentials."""
+        """Return the predicted numbers of this rank's samples, shape (samples,): the scores, or for "poisson" their exponentials."""
         scores = self._scores(X)
         return self._meaning().labels_of(scores)
 
     @collective("score")
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """The coefficient of determination R^2 over all ranks' samples, the same on every rank; collective."""
+        """Return the coefficient of determination R^2 over all ranks' samples, the same on every rank. Collective."""
         comm = self._communicator()
 
         def given() -> Predicted:
@@ -652,7 +651,7 @@ class LinearRegression(RegressorMixin, LinearEstimator):
     def _labels_checked(self, y: Array) -> Array:
         labels = np.asarray(y, np.float64)
         if self._loss_model().label_fault(labels).any():
-            raise ValueError(f"the loss {self.loss} has no meaning for labels below 0, and the lowest is {labels.min():g}")
+            raise ValueError(f"the loss {self.loss} is undefined for labels below 0, but the lowest is {labels.min():g}")
         return labels
 
     def _targets(self, samples: Samples, comm: Any, onward: bool, classes: Any) -> tuple[LinearModel, Array, Array]:
@@ -668,7 +667,7 @@ class LinearRegression(RegressorMixin, LinearEstimator):
 
 
 def _union(parts: list[Array]) -> Array:
-    """All labels of all ranks, sorted; those that have none are of no type."""
+    """Return the sorted labels of all ranks. Ranks without labels have no type to compare."""
     held = [part for part in parts if len(part)]
     kinds = {"number" if part.dtype.kind in "biuf" else "string" for part in held}
     if len(kinds) > 1:

@@ -1,4 +1,4 @@
-"""The features that an estimator's weights live on, numbered; features that later calls bring get the next numbers."""
+"""Numbering of the features that an estimator has weights for; features of later calls get the next numbers."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _LEAST_ROOM = 1 << 10
 
 
 class FeatureNumbers:
-    """A list of features, in which the place of a feature is its number.
+    """A list of features, in which the position of a feature is its number.
 
-    A call extends it by the features that it brings, and settles it when it has succeeded; what a call that failed has added is forgotten.
+    A call extends it by its new features, and settles it after success; additions of a call that failed are removed.
 
     Parameters
     ----------
     features : ndarray
-        Each once.
+        Distinct features.
     size : int
-        Dimension N: all features, those without a number included.
+        Number of all features, N, including those without a number.
 
     Examples
     --------
@@ -50,7 +50,7 @@ class FeatureNumbers:
         self._list = features
         self._count = self._settled = len(features)
         self._checksum = _checksum(features, 0)
-        self._table: Array | None = None  # made when it is first needed
+        self._table: Array | None = None  # hash table, created when it is first needed
         self._shift = 0
 
     def __len__(self) -> int:
@@ -62,13 +62,13 @@ class FeatureNumbers:
         return self._list[: self._count]
 
     def of(self, indices: Array) -> Array:
-        """Return the number of each feature, int64; ``len`` of this for a feature that has none."""
+        """Return the number of each feature, int64, or the length of this list for a feature without a number."""
         numbers = np.empty(len(indices), np.int64)
         kernels.look_up(np.ascontiguousarray(indices), self._list, self._whole_table(), self._shift, self._count, numbers)
         return numbers
 
     def extend(self, features: Array) -> None:
-        """Give numbers to further features, each of which occurs once and has none."""
+        """Append distinct features that have no number yet."""
         first, end = self._count, self._count + len(features)
         if end > len(self._list):
             grown = np.empty(room_for(end), self._list.dtype)
@@ -82,18 +82,18 @@ class FeatureNumbers:
             self._table = None
 
     def settle(self) -> None:
-        """Keep what has been added."""
+        """Keep the additions."""
         self._checksum = _checksum(self._list[self._settled : self._count], self._checksum)
         self._settled = self._count
 
     def forget(self) -> None:
-        """Take back what has been added since the list was settled."""
+        """Remove the additions since the list was last settled."""
         if self._count != self._settled:
             self._table = None
             self._count = self._settled
 
     def welcome(self, dataset: Dataset, weighed: Array, comm: Any) -> None:
-        """Number the features of all ranks' samples, and the ``weighed`` ones of this rank, that have no number; collective."""
+        """Append the features without a number of all ranks' samples, and of this rank's ``weighed`` ones. Collective."""
         own = agreed(comm, lambda: self._unknown(dataset, weighed))
         if comm.size > 1:
             if not any(gather(comm, len(own))):
@@ -103,14 +103,14 @@ class FeatureNumbers:
         self.extend(own)
 
     def _unknown(self, dataset: Dataset, weighed: Array) -> Array:
-        """The features without a number that occur in samples or are ``weighed``, increasing."""
+        """Return the features without a number that occur in samples or are ``weighed``, ascending."""
         found = occurring_in(dataset)
         if len(weighed):
             found = np.union1d(found, weighed.astype(found.dtype))
         return np.asarray(found[self.of(found) == self._count])
 
     def renumbered(self, dataset: Dataset, room: int) -> Dataset:
-        """Return samples, all of whose features have numbers, with these in place of the features: ``room`` of them."""
+        """Return samples with numbers in place of their features, which must all have one, and ``room`` as the number of features."""
         begin, end = int(dataset.indptr[0]), int(dataset.indptr[-1])
         numbers = self.of(dataset.indices[begin:end])
         rows = csr_array((dataset.values[begin:end].copy(), numbers, dataset.indptr - begin), shape=(dataset.rows, room))
@@ -119,11 +119,11 @@ class FeatureNumbers:
         return replace(dataset, indptr=indptr, indices=indices, values=rows.data, features=room, dimension=self.size)
 
     def checksum(self) -> int:
-        """Return a number that other lists, as they were settled, hardly have."""
+        """Return a checksum of the settled list."""
         return self._checksum
 
     def _whole_table(self) -> Array:
-        """The table of all features."""
+        """Return the hash table of all features."""
         if self._table is None:
             bits = max(4, (4 * max(1, self._count) - 1).bit_length())
             table, self._shift = np.full(1 << bits, -1, np.int64), 64 - bits
@@ -132,7 +132,7 @@ class FeatureNumbers:
         return self._table
 
     def __getstate__(self) -> dict[str, Any]:
-        # A call that is under way, or has failed, is in no copy.
+        # Copies do not include additions of a call that is running or has failed.
         return {"size": self.size, "features": self._list[: self._settled].copy()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -140,15 +140,15 @@ class FeatureNumbers:
 
 
 def spread_of(model: FittedModel, numbers: FeatureNumbers | None, nonzeros: int) -> FittedModel:
-    """Return a model whose weights are by the numbers of features with those of all, sparse where that is larger than the samples."""
+    """Return a model with weights by feature numbers as one with the weights of all features, sparse if that saves memory."""
     if numbers is None:
         return model
-    count = min(len(numbers), model.n_features)  # there may be room for more, and a call may have added features since
+    count = min(len(numbers), model.n_features)  # weights may have spare entries, and a call may have added features since
     return replace(model, weights=spread(model.weights[..., :count], numbers.features[:count], numbers.size, nonzeros))
 
 
 def weighed(weights: Any) -> Array:
-    """Return the features, increasing, that have a weight other than zero in an array of shape (n_features,) or (K, n_features)."""
+    """Return the features, ascending, with a non-zero weight in an array of shape (n_features,) or (K, n_features)."""
     if is_sparse(weights):
         return np.unique(weights.indices[weights.data != 0])
     return np.flatnonzero((np.atleast_2d(weights) != 0).any(axis=0))
@@ -159,12 +159,12 @@ def _checksum(features: Array, before: int) -> int:
 
 
 def room_for(count: int) -> int:
-    """Return how many features weights have room for that may come to have more than ``count``: a power of two."""
+    """Return the number of weights to allocate for ``count`` features, with room for more: a power of two."""
     return max(_LEAST_ROOM, 1 << max(0, count - 1).bit_length())
 
 
 def resized(array: Array, length: int) -> Array:
-    """Return an array cut or filled up by zeros to a length; itself if it has that.
+    """Return an array cut, or extended by zeros, to a length; the array itself if it has that length.
 
     >>> resized(np.array([1, 2]), 3)
     array([1, 2, 0])

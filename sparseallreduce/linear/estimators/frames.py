@@ -1,4 +1,4 @@
-"""Frames that a call has been given, as the samples that their columns stand for."""
+"""Conversion of frames passed to estimators to samples."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ __all__ = ["columns_encoded", "encoded"]
 
 
 def columns_encoded(X: Any, known: Encoding | None, comm: Any) -> tuple[Any, Encoding | None]:
-    """Return what a call that trains has been given, encoded if it is a frame that has to be, and how; collective.
+    """Return the samples of a training call, encoded if they are a frame that needs it, and the encoding. Collective.
 
     Parameters
     ----------
     X : array-like, sparse matrix or frame
         This rank's samples.
     known : Encoding, optional
-        By which earlier calls have encoded theirs.
+        Encoding of earlier calls.
     comm : communicator
 
     Raises
     ------
     MismatchError
-        On all ranks alike, if some pass frames and others do not.
+        On all ranks, if some pass frames and others do not.
     """
     frame = is_frame(X)
     before = None if known is None else known.to_json()
     ranks = gather(comm, (frame, frame and (known is not None or needs_encoding(X)), before and zlib.crc32(before.encode())))
     if any(bits != ranks[0][2] for *_, bits in ranks):
-        raise MismatchError("the ranks have models of different columns to go on from: give all the same model")
+        raise MismatchError("the ranks continue from models with different columns: use the same model on all ranks")
     if not any(needed for _, needed, _ in ranks):
         return X, known if known is not None and np.shape(X)[1:] == (known.features,) else None
     if not all(framed for framed, *_ in ranks):
@@ -47,12 +47,12 @@ def columns_encoded(X: Any, known: Encoding | None, comm: Any) -> tuple[Any, Enc
 
 
 def encoded(X: Any, encoding: Encoding, least: int, estimator: Any) -> Any:
-    """Return samples to be scored as the features that the model has: those of a frame, or an array that has been encoded before.
+    """Return samples to score with the model's features: those of a frame, or of an array that has been encoded before.
 
     Raises
     ------
     ValueError
-        If columns are missing, a number is none, or an array has not as many features.
+        If columns are missing, a value is not a number, or an array has another number of features.
     """
     if is_frame(X):
         X, _ = encoded_frame(X, SERIAL, encoding)

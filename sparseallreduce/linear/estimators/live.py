@@ -1,4 +1,4 @@
-"""Weights that calls of ``partial_fit`` go on changing where they are, so that a call costs what its samples do."""
+"""Weights that calls of ``partial_fit`` update in place, so that a call costs what its samples cost."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ Array = NDArray[Any]
 
 
 class Live:
-    """What calls of ``partial_fit`` change, beside the magnitudes of features, which the estimator keeps.
+    """The state that calls of ``partial_fit`` change, except the magnitudes of features, which the estimator keeps.
 
-    A call begins a journal of what it changes, and keeps the changes or takes them back. Pickles and copies hold the state to the bit,
-    and neither strategy nor communicator.
+    A call records its changes in a journal, and keeps or undoes them. Pickles and copies hold the exact state, without strategy and
+    communicator.
 
     Parameters
     ----------
     weights : Weights
-        Of scaled features.
+        Weights of the scaled features.
     model : LinearModel
-        That they are of.
+        Model that the weights belong to.
     scaled : bool
-        Whether features are divided by the powers of two next to their magnitudes.
+        Whether features are divided by the powers of two at or above their magnitudes.
 
     Attributes
     ----------
     strategy : SparseStrategy or None
-        That works on the weights, without samples between two calls.
+        Strategy that updates the weights; it has no samples between two calls.
     token : bytes
-        Of the state after the last call, the same on all ranks that made it together, and no other's.
+        Unique identifier of the state after the last call, the same on all ranks that made the call together.
     passes, schedule, rates
-        As of :class:`~sparseallreduce.linear.estimators.progress.Progress`.
+        As in :class:`~sparseallreduce.linear.estimators.progress.Progress`.
     intercept : ndarray
-        What users have been told of it.
+        Intercept as users have read it.
     seen : int or None
-        The checksum of the weights as users have been given them; None if they have not asked.
+        Checksum of the weights as users have read them; None if they have not.
     """
 
     def __init__(self, weights: Weights, model: LinearModel, scaled: bool, strategy: SparseStrategy | None = None) -> None:
@@ -65,16 +65,16 @@ class Live:
         self.rates = ""
         self.intercept = np.zeros(0)
         self.seen: int | None = None
-        self.failed = False  # whether changes of a call that failed may still have to be taken back
-        self._raised: list[tuple[Array, Array]] = []  # features whose magnitudes the call has changed, and those before
+        self.failed = False  # whether changes of a call that failed may still have to be undone
+        self._raised: list[tuple[Array, Array]] = []  # features whose magnitudes the call has changed, and the old magnitudes
 
     def fits(self, descent: Descent, features: int, dtype: DTypeLike, scaled: bool) -> bool:
-        """Whether weights of this descent, of so many features and this dtype, are these."""
+        """Return True if the weights have this descent, number of features, dtype and scaling."""
         weights = self.weights
         return weights.descent == descent and weights.features == features and weights.unscaled.dtype == dtype and self.scaled == scaled
 
     def make_room(self, features: int) -> None:
-        """Have weights for so many features; those of the first stay, and further ones are zero."""
+        """Change the number of weights; the first ones are kept, and new ones are zero."""
         weights = self.weights
         if features == weights.features:
             return
@@ -87,7 +87,7 @@ class Live:
         self.weights, self.strategy = wider, None
 
     def fitted(self, magnitudes: Array | None, classes: Array, features: Array | None = None) -> FittedModel:
-        """The model, or its part of some features, which may come in any order and several times."""
+        """Return the model, or its part for some features, in any order and with duplicates."""
         weights = self.weights
         if features is None:
             learned = weights.to_array()[: weights.features]
@@ -99,7 +99,7 @@ class Live:
         return fitted(self.model, learned, intercept, classes)
 
     def conditioned(self, dataset: Dataset, magnitudes: Array | None, comm: Any) -> Dataset:
-        """The samples with scaled features, after magnitudes and weights have been fitted to them; collective."""
+        """Return the samples with scaled features, after adapting magnitudes and weights to them. Collective."""
         if magnitudes is None or not self.scaled:
             return dataset
         features, largest = raised(dataset, magnitudes, comm)
@@ -117,12 +117,12 @@ class Live:
         return agreed(comm, stretch)
 
     def begin(self) -> None:
-        """A call begins."""
+        """Start to record the changes of a call."""
         self._raised = []
         self.weights.begin_journal()
 
     def commit(self, token: bytes) -> None:
-        """Keep what it has changed."""
+        """Keep the changes of the call."""
         self.weights.end_journal()
         self._raised = []
         self.token = token
@@ -131,9 +131,9 @@ class Live:
             self.strategy.release()
 
     def put_back(self, magnitudes: Array | None) -> None:
-        """Take back what a call has changed, if it has not been kept."""
+        """Undo the changes of a call, unless they have been kept."""
         self.failed = True
-        self.strategy = None  # which may have sums in flight
+        self.strategy = None  # it may have pending sums
         for features, before in reversed(self._raised):
             if magnitudes is not None:
                 magnitudes[features] = before
@@ -142,14 +142,14 @@ class Live:
         self.failed = False
 
     def progress(self, scales: Array) -> Progress:
-        """How far the calls have come, for others to go on from that keep no live weights."""
+        """Return the progress of the calls, for training that continues without live weights."""
         return Progress.kept(self.passes, self.weights.memory(), self.schedule, self.rates, None, scales, self.weights.features)
 
     def __getstate__(self) -> dict[str, Any]:
         weights = self.weights
         made = weights.size, weights.descent, weights.unscaled.dtype.str
         state = {name: value for name, value in vars(self).items() if name not in ("weights", "strategy")}
-        # A call that is under way, or has failed, is in no copy: whoever makes one between calls finds no journal.
+        # Copies are made between calls, when there is no journal, and do not include a call that is running or has failed.
         return state | {"weights": (made, packed_all(weights.state())), "strategy": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -160,12 +160,12 @@ class Live:
 
 
 def new_token(comm: Any) -> bytes:
-    """One that all ranks have alike, and nothing else; collective."""
+    """Return a unique identifier, the same on all ranks. Collective."""
     return gather(comm, os.urandom(8))[0]
 
 
 def checksum(*arrays: Any) -> int:
-    """A number that other arrays hardly have."""
+    """Return a checksum of some arrays."""
     bits = 0
     for array in arrays:
         for part in (array.data, array.indices, array.indptr) if is_sparse(array) else (array,):

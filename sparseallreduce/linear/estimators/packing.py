@@ -1,4 +1,4 @@
-"""Arrays of which most entries are alike, as the places and values of the others: what pickles of estimators hold."""
+"""Compact form of arrays whose entries are mostly equal, for pickles of estimators: positions and values of the other entries."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ __all__ = ["Packed", "packed", "packed_all", "unpacked", "unpacked_all"]
 
 Array = NDArray[Any]
 
-_FEW = 1 << 12  # bytes that are not worth it
+_FEW = 1 << 12  # bytes below which arrays are not packed
 
 
 class Packed(NamedTuple):
-    """A one-dimensional array."""
+    """A one-dimensional array in compact form."""
 
     size: int
-    fill: float  # what the entries are that are not given
+    fill: float  # value of all other entries
     indices: Array
     values: Array
 
 
 def packed(array: Array, fill: float = 0.0) -> Array | Packed:
-    """The array in the smaller of its two forms; to the bit, signs of zeros included.
+    """Return the array in the smaller of its two forms, exact including signs of zeros.
 
     >>> packed(np.zeros(100_000))
     Packed(size=100000, fill=0.0, indices=array([], dtype=uint32), values=array([], dtype=float64))
@@ -43,7 +43,7 @@ def packed(array: Array, fill: float = 0.0) -> Array | Packed:
 
 
 def unpacked(form: Any) -> Any:
-    """The array of a form; anything else as it is."""
+    """Return the array of a :class:`Packed`; anything else as it is."""
     if not isinstance(form, Packed):
         return form
     array = np.full(form.size, form.fill, form.values.dtype) if form.fill else np.zeros(form.size, form.values.dtype)
@@ -52,10 +52,10 @@ def unpacked(form: Any) -> Any:
 
 
 def packed_all(values: dict[str, Any]) -> dict[str, Any]:
-    """With every array among the values packed."""
+    """Return a copy of a dict with every array packed."""
     return {name: packed(value) if isinstance(value, np.ndarray) else value for name, value in values.items()}
 
 
 def unpacked_all(values: dict[str, Any]) -> dict[str, Any]:
-    """The inverse of :func:`packed_all`."""
+    """Undo :func:`packed_all`."""
     return {name: unpacked(value) for name, value in values.items()}

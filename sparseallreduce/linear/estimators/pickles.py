@@ -1,4 +1,4 @@
-"""Where pickles of estimators look for classes that have moved since they were written."""
+"""Locations of classes that have moved since pickles of estimators were written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sparseallreduce.linear.training import schedules, trainer
 
 __all__ = ["MOVED", "find_moved"]
 
-#: Modules of classes that fitted estimators hold, by the names that they had.
+#: Modules of classes in pickles of fitted estimators, by their earlier names.
 MOVED = {
     "sparseallreduce.linear.estimator_base": base,
     "sparseallreduce.linear.schedules": schedules,
@@ -18,6 +18,6 @@ MOVED = {
 
 
 def find_moved() -> None:
-    """From now on, modules are found by their earlier names as well."""
+    """Make modules importable by their earlier names too."""
     for name, module in MOVED.items():
         sys.modules.setdefault(name, module)

@@ -1,4 +1,4 @@
-"""How far calls of ``partial_fit`` have come, for the next to go on from."""
+"""Progress of the calls of ``partial_fit``, from which the next call continues."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ Array = NDArray[Any]
 
 
 class Progress(NamedTuple):
-    """How far the calls of ``partial_fit`` have come, beside the weights."""
+    """State of the calls of ``partial_fit``, besides the weights."""
 
-    passes: int  # that have been made with the same seed
-    memory: dict[str, Any]  # of the weights; arrays may be packed
-    schedule: dict[str, float]  # its state
-    rates: str  # the parameters that this state is of
-    residual: Array | None  # of a lossy strategy: this rank's
-    scales: Array | Packed  # of the features in these
-    features: int = 0  # that the arrays have entries for; 0 for all, as of earlier versions
+    passes: int  # number of passes made with the same seed
+    memory: dict[str, Any]  # memory of the weights; arrays may be packed
+    schedule: dict[str, float]  # state of the schedule
+    rates: str  # parameters that this state belongs to
+    residual: Array | None  # this rank's residual of a lossy strategy
+    scales: Array | Packed  # scales of the features
+    features: int = 0  # number of features in the arrays; 0 for all, as in earlier versions
 
     def checksum(self) -> int:
-        """A number that has to be the same on all ranks, whose weights would drift apart else."""
+        """Return a checksum that must be the same on all ranks, because otherwise their weights would diverge."""
         bits = zlib.crc32(repr((self.passes, sorted(self.schedule.items()))).encode())
         for name in sorted(self.memory):
             value = self.memory[name]
@@ -39,7 +39,7 @@ class Progress(NamedTuple):
 
     @property
     def adaptive(self) -> bool:
-        """Whether the memory is that of weights with rates of their own."""
+        """True if the memory is that of weights with individual learning rates."""
         return "norms" in self.memory
 
     @classmethod
@@ -53,19 +53,19 @@ class Progress(NamedTuple):
         scales: Array,
         features: int,
     ) -> Progress:
-        """With arrays in little room."""
+        """Return a progress with packed arrays."""
         return cls(passes, packed_all(memory), schedule, rates, residual, packed(scales, fill=1.0), features)
 
     @classmethod
     def of(cls, strategy: Strategy, schedule: dict[str, float], rates: str, passes: int, scales: Array) -> Progress:
-        """What a run has left; collective."""
+        """Return the progress at the end of a run. Collective."""
         residual = strategy.residual.copy() if isinstance(strategy, LossyStrategy) else None
         return cls.kept(passes, strategy.weights.memory(), schedule, rates, residual, scales, strategy.dataset.features)
 
     def of_features(self, features: int, width: int) -> Progress:
-        """Return this with unpacked arrays for so many features, of ``width`` weights each; of further ones nothing is known."""
+        """Return this progress with unpacked arrays for ``features`` features of ``width`` weights; new ones have no history."""
         before = self.features or features
-        # Numbers of the intercepts may be arrays as well.
+        # Values of the intercepts may be arrays too.
         memory = {
             name: resized(value, features * width) if isinstance(value, np.ndarray) and not name.startswith("intercept") else value
             for name, value in unpacked_all(self.memory).items()

@@ -1,4 +1,4 @@
-"""How an estimator trains in rounds of dual coordinate ascent, instead of steps."""
+"""Training of an estimator in rounds, instead of SGD steps."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ __all__ = ["Rounds", "asks_for_steps", "check_rounds", "train_in_rounds"]
 
 Array = NDArray[Any]
 
-_GAP = 1e-3  # by default, where the solver is said
-_PATIENCE = 5  # rounds, by default
-_LEAST_GAP = sys.float_info.min  # that is asked for where all rounds are to be made
-# Parameters of steps and of how their gradients are summed.
+_GAP = 1e-3  # default gap if a solver is given
+_ROUNDS_WITHOUT_CHANGE = 5  # default number of rounds for early stopping
+_LEAST_GAP = sys.float_info.min  # requested gap if all rounds should be made
+# Parameters of SGD steps and of the sum of their gradients.
 _OF_SGD = (
     "l1",
     "update",
@@ -42,14 +42,14 @@ _OF_SGD = (
 
 
 class Rounds(NamedTuple):
-    """A training in rounds."""
+    """The result of a training in rounds."""
 
-    learned: Array  # weights, intercept last; with several classes a column a score
+    learned: Array  # weights, intercept last; with several classes one column per score
     figures: list[Figures]
 
 
 def asks_for_steps(estimator: Parameterised) -> str | None:
-    """Return the name of a parameter that is not at its default, and means something to steps alone; None if there is none."""
+    """Return the name of a parameter that has not its default value and is only for SGD steps, or None."""
     defaults = inspect.signature(type(estimator)).parameters
     for name in _OF_SGD:
         value, default = getattr(estimator, name), defaults[name].default
@@ -59,7 +59,7 @@ def asks_for_steps(estimator: Parameterised) -> str | None:
 
 
 def check_rounds(estimator: Parameterised) -> None:
-    """Refuse parameters that mean nothing to rounds, and a penalty without which there is no dual to ascend.
+    """Raise an error for parameters that only SGD steps have, and for penalties without a dual problem.
 
     Raises
     ------
@@ -69,28 +69,28 @@ def check_rounds(estimator: Parameterised) -> None:
     if name is not None or estimator.threads != 1:
         name = name or "threads"
         value = getattr(estimator, name)
-        raise ValueError(f"{name}={value!r} is of solver='sgd', and means nothing to solver={solver!r}: leave it out, or take that")
+        raise ValueError(f"{name}={value!r} is for solver='sgd', and has no meaning for solver={solver!r}: leave it out, or use 'sgd'")
     factors = estimator._penalty.factors(1.0)
     if factors.l1 or not factors.l2:
-        said = "l1_ratio" if factors.l1 else "l2" if estimator.l2 is not None else "C" if estimator.penalty is not None else "penalty"
-        value = getattr(estimator, said)
-        raise ValueError(f"solver={solver!r} needs a penalty of squares, and {said} is {value!r}: change it, or take solver='sgd'")
+        name = "l1_ratio" if factors.l1 else "l2" if estimator.l2 is not None else "C" if estimator.penalty is not None else "penalty"
+        value = getattr(estimator, name)
+        raise ValueError(f"solver={solver!r} needs an L2 penalty, but {name} is {value!r}: change it, or use solver='sgd'")
     if not is_auto(estimator.tol) and estimator.tol is not None and not 0 < estimator.tol < np.inf:  # type: ignore[operator]
         raise ValueError(f"tol must be above 0 and finite for solver={solver!r}, 'auto' or None, not {estimator.tol!r}")
 
 
 def train_in_rounds(estimator: Parameterised, model: LinearModel, dataset: Dataset, seed: int, comm: Any) -> Rounds:
-    """Make rounds until the duality gap is small enough, or what is held out is predicted no better; collective.
+    """Make rounds until the duality gap is small enough, or held-out samples are predicted no better. Collective.
 
     Parameters
     ----------
     estimator : Parameterised
-        Whose parameters :func:`check_rounds` has found right.
+        Estimator whose parameters have passed :func:`check_rounds`.
     model : Hinge, SquaredHinge, Logistic, or OneVsRest of one of them
     dataset : Dataset
         This rank's samples.
     seed : int
-        Of the order of visits, and of what is held out.
+        Seed of the order of visits, and of the samples held out.
     comm : communicator
     """
     early = estimator.early_stopping
@@ -103,13 +103,13 @@ def train_in_rounds(estimator: Parameterised, model: LinearModel, dataset: Datas
         solver=NEWTON if estimator.solver_ == NEWTON else DUAL,
         free_intercept=estimator.solver_ != COCOA,
         scale_features=None if is_auto(estimator.scale_features) else bool(estimator.scale_features),
-        # An evaluation takes longer than a round, and the loss is known where the solver has looked for its end.
+        # An evaluation takes longer than a round, and the solver computes the loss when it tests for convergence.
         evaluate_every=1 if early else 0,
         validation=estimator.validation_fraction if early else 0.0,
     )
     stopping = None
     if early and asked is not None:
-        patience: Any = _PATIENCE if is_auto(estimator.n_iter_no_change) else estimator.n_iter_no_change
+        patience: Any = _ROUNDS_WITHOUT_CHANGE if is_auto(estimator.n_iter_no_change) else estimator.n_iter_no_change
         stopping = EarlyStopping("validation_loss", patience)
     trainer = RoundTrainer(model, dataset, comm, estimator._factors.l2, options, stopping)
     for figures in trainer.run():

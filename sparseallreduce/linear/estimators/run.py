@@ -1,4 +1,4 @@
-"""How an estimator trains: learning rates, where weights start, and the run itself."""
+"""Training of an estimator with SGD steps: learning rates, initial weights, and the run."""
 
 from __future__ import annotations
 
@@ -41,39 +41,39 @@ __all__ = ["Call", "TrainedEstimator"]
 Array = NDArray[Any]
 
 _ADAPTIVE_RATES = {"ftrl": 0.5, "arow": 1.0}
-_CUT = 0.25  # what a plateau multiplies the learning rate by
-_PLATEAUS = 4  # the last of which ends training
-_SWING = 3  # times the steps that a velocity lasts
+_CUT = 0.25  # factor of the learning rate at a plateau
+_PLATEAUS = 4  # number of plateaus after which training ends
+_SWING = 3  # length of an oscillation by momentum, in units of 1 / (1 - momentum) steps
 
 
 class Call(NamedTuple):
     """A call of ``fit`` or ``partial_fit``."""
 
-    passes: int  # over the samples, at most
-    seed: int  # of the order of samples
-    steps: int  # that earlier calls have taken, of those that this one goes on from
-    partial: bool  # whether it goes on with their steps as well
-    numbers: FeatureNumbers | None  # of the features that weights live on; None if these are all
+    passes: int  # largest number of passes over the samples
+    seed: int  # seed of the order of samples
+    steps: int  # number of steps of the earlier calls that this one continues
+    partial: bool  # whether the call continues the count of steps
+    numbers: FeatureNumbers | None  # numbers of the features with weights; None if all features have one
 
 
 class TrainedEstimator(Parameterised):
-    """Trains a model of samples that have been checked."""
+    """Trains a model on samples that have been checked."""
 
     _model: ClassVar[type[LinearModel]]
-    _magnitudes: Array | None = None  # of the features, where they are scaled
-    _is_scaled: bool | None = None  # whether steps scale features; None before there were any
-    _factors = Factors(0.0, 0.0)  # of the penalties, of the present call
+    _magnitudes: Array | None = None  # magnitudes of the features, if they are scaled
+    _is_scaled: bool | None = None  # whether steps scale features; None before the first step
+    _factors = Factors(0.0, 0.0)  # factors of the penalties in the present call
 
     @abstractmethod
     def _fitted(self, weights: Array | None = None) -> FittedModel:
-        """What the attributes hold that scikit-learn knows; or with other weights, in the form of ``coef_``."""
+        """Return the model of the fitted attributes, or with other weights, in the form of ``coef_``."""
 
     def _loss_model(self) -> LinearModel:
-        """The model with the loss of this estimator's parameters."""
+        """Return the model with the loss selected by this estimator's parameters."""
         return self._model()
 
     def _conditioned(self, dataset: Dataset, comm: Any, onward: bool) -> tuple[Dataset, Array]:
-        """The data set with scaled features, and the scales."""
+        """Return the data set with scaled features, and the scales."""
         self._decide_on_scales(dataset, comm, onward)
         if not self._is_scaled:
             return dataset, np.ones(1, dataset.values.dtype)
@@ -83,14 +83,14 @@ class TrainedEstimator(Parameterised):
         return scaled(dataset, scales), scales
 
     def _decide_on_scales(self, dataset: Dataset, comm: Any, onward: bool) -> None:
-        """Find out whether steps scale features, where that is left open; who goes on does as before. Collective."""
+        """Decide whether steps scale features, if that is "auto"; continued training keeps the decision. Collective."""
         if not is_auto(self.scale_features):
             self._is_scaled = bool(self.scale_features)
         elif not (onward and self._is_scaled is not None):
             self._is_scaled = units_differ_in(dataset, comm)
 
     def _largest_curvature(self, model: LinearModel, labels: Array, comm: Any) -> float:
-        """The largest second derivative of the loss by the score, or what stands for it in choosing a learning rate; collective."""
+        """Return the second derivative of the loss that the learning rate is chosen by. Collective."""
         return model.curvature
 
     def _initial_rate(self, model: LinearModel, dataset: Dataset, comm: Any, partial: bool, onward: bool) -> float:
@@ -101,16 +101,16 @@ class TrainedEstimator(Parameterised):
             return given
         eigenvalue = largest_eigenvalue(dataset, self.fit_intercept, comm)
         if partial:
-            # Weights are not of mean one, and a step must be stable on the samples of any call.
+            # Sample weights do not have mean one, and a step must be stable on the samples of any call.
             eigenvalue *= mean_of(np.ones(dataset.rows), dataset, comm)
             eigenvalue = max(eigenvalue, getattr(self, "_eigenvalue", 0.0) if onward else 0.0)
         self._eigenvalue = eigenvalue
-        shrinking = self._factors.l2 / (1 - self._choices().momentum)  # a step of rate * shrinking = 1 would end at zero
+        shrinking = self._factors.l2 / (1 - self._choices().momentum)  # a step with rate * shrinking = 1 would set weights to zero
         curvature = self._largest_curvature(model, dataset.labels, comm)
         return 1 / (curvature * eigenvalue + shrinking) if eigenvalue > 0 else 1 / (1 + shrinking)
 
     def _rate_unit(self, model: LinearModel, dataset: Dataset, comm: Any, further: bool) -> float:
-        """What rates are multiplied by; if these are ``further`` samples, by those of earlier calls as well. Collective."""
+        """Return the factor of rates, from these samples and, if they are ``further`` ones, those of earlier calls. Collective."""
         if self._choices().update == "sgd":
             return 1.0
         moments = sample_moments(dataset, comm) + (getattr(self, "_moments", 0.0) if further else 0.0)
@@ -118,20 +118,20 @@ class TrainedEstimator(Parameterised):
         return rate_unit(self._choices().update, moments, self.fit_intercept, model.in_units_of_labels)
 
     def _patience(self, dataset: Dataset, strategy: Strategy) -> int:
-        """Passes without a lower loss that count as a plateau: with momentum the loss swings, for as long as the velocity lasts."""
+        """Return the number of passes without a lower loss that count as a plateau; with momentum the loss oscillates for longer."""
         chosen = self._choices()
         steps = -(-dataset.total_samples // (chosen.batch_size * strategy.workers))
         return max(chosen.n_iter_no_change, math.ceil(_SWING / (1 - chosen.momentum) / steps) if chosen.momentum else 1)
 
     def _schedule(self, rate: float, steps: int, patience: int, tolerance: float) -> Schedule:
-        """The rate of every step after so many of earlier calls."""
+        """Return the schedule, continued after ``steps`` steps of earlier calls."""
         kind = self._choices().schedule
         if kind == PLATEAU:
             return Plateau(rate, _CUT, patience, tolerance)
         return Onward((kind if callable(kind) else SCHEDULES[kind])(rate), steps)
 
     def _start(self, model: LinearModel, dataset: Dataset, found: FittedModel | None, scales: Array, comm: Any) -> Array:
-        """The weights to start from, intercept last: those found of the data set's features, or the best without features."""
+        """Return the initial weights, intercept last: those of a model, or the best ones that do not use features."""
         size = dataset.features + self.fit_intercept
         start = np.zeros(size if model.columns is None else (size, model.columns), dataset.values.dtype)
         if found is not None:
@@ -143,7 +143,7 @@ class TrainedEstimator(Parameterised):
         return start
 
     def _constant(self, dataset: Dataset, comm: Any) -> float:
-        """The score to start from without features: for a regression the mean label."""
+        """Return the best score without features: for a regression that of the mean label."""
         if self._model.classifies or not self.fit_intercept:
             return 0.0
         mean = mean_of(dataset.labels, dataset, comm) / mean_of(np.ones(dataset.rows), dataset, comm)
@@ -159,17 +159,17 @@ class TrainedEstimator(Parameterised):
         comm: Any,
         earlier: tuple[int, dict[str, float], str] | None,
     ) -> tuple[list[Epoch], dict[str, float]]:
-        """Train the weights of a strategy, after ``earlier`` passes, with the state of their schedule and what that is of; collective.
+        """Train the weights of a strategy, after ``earlier``: passes, the state of their schedule, and its parameters. Collective.
 
         Returns
         -------
         list of Epoch
         dict
-            The state of the schedule.
+            State of the schedule.
         """
         chosen, dataset = self._choices(), strategy.dataset
         if isinstance(strategy.weights, AdaptiveWeights):
-            # Where it is left open whether to scale, features that are not scaled are comparable.
+            # If scaling is "auto", features that are left unscaled have similar scales.
             strategy.weights.alike = bool(self._is_scaled) or is_auto(self.scale_features)
         shape = (dataset.rows,) if model.columns is None else (dataset.rows, model.columns)
         constant = np.full(shape, self._constant(dataset, comm))
@@ -180,13 +180,13 @@ class TrainedEstimator(Parameterised):
         elif chosen.tol is not None and call.passes > 1:
             plateaus = _PLATEAUS if chosen.schedule == PLATEAU else 1
             stopping = EarlyStopping("loss", plateaus * patience, tolerance)
-        schedule = agreed(comm, lambda: self._schedule(rate, call.steps, patience, tolerance))  # which may be a user's own
+        schedule = agreed(comm, lambda: self._schedule(rate, call.steps, patience, tolerance))  # a schedule may be user code
         passed, state, rates = earlier or (0, {}, "")
         if isinstance(schedule, Reactive) and chosen.schedule != PLATEAU and state and rates == self._rates():
             schedule.restore(state)
         share = self.validation_fraction if self.early_stopping else 0.0
-        # What the samples of a call say of the weights after it takes all weights, and no schedule goes by it but reactive ones. To measure
-        # the samples costs nearly as much as a pass of adaptive steps, of which there are few.
+        # Evaluating the samples after a call needs all weights, and only reactive schedules use the result. An evaluation costs nearly as
+        # much as a pass of adaptive steps, of which there are few.
         silent = call.partial and (chosen.schedule == PLATEAU or not _goes_by_losses(schedule))
         needless = silent or (chosen.update != "sgd" and not share)
         options = Options(
@@ -202,7 +202,7 @@ class TrainedEstimator(Parameterised):
         return trainer.history, schedule.state() if isinstance(schedule, Reactive) else {}
 
     def _take_up(self, before: Progress, strategy: Strategy, scales: Array, partial: bool) -> None:
-        """Have weights go on where others ended."""
+        """Continue with the state of earlier weights."""
         width = strategy.descent.width
         before = before.of_features(strategy.dataset.features, width)
         stretch = scales / before.scales
@@ -210,11 +210,11 @@ class TrainedEstimator(Parameterised):
         if partial and isinstance(strategy, LossyStrategy) and before.residual is not None:
             features = strategy.dataset.features * width
             strategy.residual[:features] = before.residual[:features] * np.repeat(stretch, width if len(stretch) > 1 else 1)
-            if len(strategy.residual) == len(before.residual):  # else one of the two has an intercept
+            if len(strategy.residual) == len(before.residual):  # otherwise only one of the two has an intercept
                 strategy.residual[features:] = before.residual[features:]
 
     def _rates(self) -> str:
-        """The parameters that learning rates depend on, which are found anew where one of them has been changed."""
+        """Return the parameters that learning rates depend on; a change of one of them starts the schedule anew."""
         chosen = self._choices()
         return described((chosen.update, chosen.schedule, self.learning_rate, self._factors.l2, chosen.momentum))
 
@@ -242,7 +242,7 @@ class TrainedEstimator(Parameterised):
 
 
 def _goes_by_losses(schedule: Schedule) -> bool:
-    """Whether a schedule reacts to losses, and not just holds one that may."""
+    """Return True if a schedule, or the one that it wraps, reacts to losses."""
     while isinstance(schedule, Onward | LargeBatch):
         schedule = schedule.schedule
     return isinstance(schedule, Reactive)

@@ -1,4 +1,4 @@
-"""The samples that a call has been given, as the trainer takes them."""
+"""Conversion of a call's samples to the trainer's data set."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ __all__ = ["Samples", "counts_of", "dataset_of", "digest_of", "mean_of"]
 
 Array = NDArray[Any]
 
-_ENDS = 1 << 14  # items of an array that are looked at from each end
+_ENDS = 1 << 14  # items at each end of an array that enter its digest
 
 
 class Samples(NamedTuple):
-    """What a call has been given, checked; without the samples that do not count."""
+    """Checked samples of a call, without those of weight zero."""
 
-    rows: csr_array  # of float32 or float64
+    rows: csr_array  # float32 or float64
     labels: Array
-    counts: Array  # float64, what each sample counts
+    counts: Array  # float64, weight of each sample
 
 
 def counts_of(sample_weight: Any, samples: int) -> Array:
-    """What each sample counts."""
+    """Return the weight of each sample."""
     if sample_weight is None:
         return np.ones(samples)
     if isinstance(sample_weight, Number):
         sample_weight = np.full(samples, sample_weight)
     counts = check_array(sample_weight, ensure_2d=False, ensure_min_samples=0, dtype=np.float64, input_name="sample_weight")
     if counts.shape != (samples,):
-        raise ValueError(f"sample_weight has the shape {counts.shape}, and there are {samples} samples")
+        raise ValueError(f"sample_weight has the shape {counts.shape}, but there are {samples} samples")
     if (counts < 0).any():
         raise ValueError(f"sample_weight must not be negative, but the lowest is {counts.min():g}")
     return np.asarray(counts)
 
 
 def dataset_of(rows: csr_array, counts: Array, comm: Any, partial: bool) -> tuple[Dataset, float, int]:
-    """The samples of all ranks in the trainer's form, with weights of mean one unless they are a part of all; collective.
+    """Return the samples as a data set of all ranks, with weights of mean one unless the call is partial. Collective.
 
     Returns
     -------
     Dataset
     float
-        What the samples of all ranks count together.
+        Sum of the weights of all ranks' samples.
     int
-        Non-zeros of the samples of all ranks.
+        Number of non-zeros in all ranks' samples.
     """
     ranks = told(comm, lambda: (len(counts), float(counts.sum()), int(rows.nnz), rows.dtype.char if len(counts) else "f"))
     total, overall = sum(share for share, *_ in ranks), sum(weight for _, weight, *_ in ranks)
@@ -73,7 +73,7 @@ def dataset_of(rows: csr_array, counts: Array, comm: Any, partial: bool) -> tupl
 
 
 def digest_of(samples: Samples) -> int:
-    """Return a number that other samples hardly have, of what is at both ends of their arrays: reading all would take as long as a pass."""
+    """Return a checksum of both ends of the samples' arrays, because reading all of them would take as long as a pass."""
     bits = zlib.crc32(repr((samples.rows.shape, samples.rows.nnz)).encode())
     labels = samples.labels if samples.labels.dtype.kind != "O" else samples.labels.astype(np.str_)
     for array in (samples.rows.data, samples.rows.indices, samples.rows.indptr, labels, samples.counts):
@@ -83,6 +83,6 @@ def digest_of(samples: Samples) -> int:
 
 
 def mean_of(values: Array, dataset: Dataset, comm: Any) -> float:
-    """The mean of what every sample of all ranks has, by what the samples count; collective."""
+    """Return the weighted mean of a value per sample, over all ranks. Collective."""
     counts = np.ones(dataset.rows) if dataset.weights is None else dataset.weights
     return float(sum(told(comm, lambda: float(np.dot(values, counts))))) / dataset.total_samples

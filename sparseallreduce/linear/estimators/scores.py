@@ -1,4 +1,4 @@
-"""How good predictions are, as scikit-learn's metrics say of the samples of all ranks together."""
+"""Scores of predictions on the samples of all ranks together, as in scikit-learn."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ Array = NDArray[Any]
 
 
 def right_of(y: Any, predicted: Array, counts: Array) -> tuple[float, float]:
-    """Return what the samples of this rank count that are classified rightly, and what all of them count.
+    """Return the weight of this rank's correctly classified samples, and that of all its samples.
 
     Raises
     ------
     ValueError
-        As :func:`sklearn.metrics.accuracy_score`, if the labels are not as many as the predictions, or not of their kind.
+        As in :func:`sklearn.metrics.accuracy_score`, if labels and predictions differ in number or type.
     """
     check_consistent_length(y, predicted)
     if not len(predicted):
         return 0.0, 0.0
-    if not counts.any():  # which scikit-learn refuses: on other ranks some may count
+    if not counts.any():  # an error in scikit-learn, but other ranks may have weights other than zero
         accuracy_score(y, predicted)
         return 0.0, 0.0
     right = float(accuracy_score(y, predicted, normalize=False, sample_weight=counts))
@@ -38,19 +38,19 @@ def right_of(y: Any, predicted: Array, counts: Array) -> tuple[float, float]:
 
 
 def target_of(y: Any, classes: Array, samples: int) -> Array:
-    """Return the labels of so many samples as :func:`~sparseallreduce.linear.metrics.evaluate_scores` takes them.
+    """Return labels in the form that :func:`~sparseallreduce.linear.metrics.evaluate_scores` takes.
 
     Parameters
     ----------
     y : array-like, shape (samples,)
     classes : ndarray
-        Sorted, of which the numbers are returned; if there are none, ``y`` as float64.
+        Sorted classes, whose numbers are returned; if there are none, ``y`` is returned as float64.
     samples : int
 
     Raises
     ------
     ValueError
-        If the labels are not as many, or one is none of the classes, or no finite number where there are no classes.
+        If the number of labels differs, or one is not a class, or not finite if there are no classes.
     """
     if not len(classes):
         labels = column_or_1d(check_array(y, ensure_2d=False, ensure_min_samples=0, dtype=np.float64, input_name="y"))
@@ -69,12 +69,12 @@ def target_of(y: Any, classes: Array, samples: int) -> Array:
 
 
 def accuracy(shares: Sequence[tuple[float, float]]) -> float:
-    """Return the share of all ranks' samples that are classified rightly, from what :func:`right_of` says on each rank.
+    """Return the accuracy over all ranks' samples, given the results of :func:`right_of` on each rank.
 
     Raises
     ------
     ValueError
-        If no sample counts.
+        If all samples have weight zero.
     """
     right, weight = (sum(column) for column in zip(*shares))
     if not weight > 0:
@@ -83,7 +83,7 @@ def accuracy(shares: Sequence[tuple[float, float]]) -> float:
 
 
 class Predicted(NamedTuple):
-    """The numbers of this rank's samples and what was predicted of them, each of shape (samples,), float64."""
+    """Labels, predictions and weights of this rank's samples, each float64 of shape (samples,)."""
 
     labels: Array
     predictions: Array
@@ -91,12 +91,12 @@ class Predicted(NamedTuple):
 
     @classmethod
     def of(cls, y: Any, predicted: Array, counts: Array) -> Predicted:
-        """Return them checked.
+        """Return them after checks.
 
         Raises
         ------
         ValueError
-            As :func:`sklearn.metrics.r2_score`, if the labels are not as many as the predictions, or no finite numbers.
+            As in :func:`sklearn.metrics.r2_score`, if labels and predictions differ in number, or are not finite.
         """
         check_consistent_length(y, predicted)
         labels = column_or_1d(check_array(y, ensure_2d=False, ensure_min_samples=0, dtype=np.float64, input_name="y"))
@@ -104,14 +104,14 @@ class Predicted(NamedTuple):
 
 
 def determination(own: Predicted, comm: Any) -> float:
-    """Return the coefficient of determination R^2 over all ranks' samples, the same on every rank; collective.
+    """Return the coefficient of determination R^2 over all ranks' samples, the same on every rank. Collective.
 
-    It is not defined for fewer than two samples, of which scikit-learn warns; so does this, and returns NaN.
+    It is undefined for fewer than two samples: as in scikit-learn, that is a warning, and the result is NaN.
 
     Raises
     ------
     ValueError
-        If no sample counts.
+        If all samples have weight zero.
     """
     found = regression.determination(own.labels, own.predictions, own.counts, comm)
     if found is None:

@@ -1,4 +1,4 @@
-"""Calls of ``partial_fit`` that go on: on live weights at the cost of their samples, otherwise from ``coef_`` and what was written down."""
+"""Calls of ``partial_fit`` that continue earlier ones, on live weights if possible, otherwise from ``coef_`` and saved progress."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ __all__ = ["StreamingEstimator"]
 Array = NDArray[Any]
 
 _NO_FEATURE = np.empty(0, np.int64)
-_MANY = 1 << 22  # weights from which on calls of partial_fit number features
-_OF_SAMPLES = ("_eigenvalue", "_moments")  # attributes that learning rates are found by
+_MANY = 1 << 22  # number of weights from which calls of partial_fit number features
+_OF_SAMPLES = ("_eigenvalue", "_moments")  # attributes that learning rates depend on
 
 
 class StreamingEstimator(TrainedEstimator):
-    """Keeps what it has learned as live weights or as ``coef_``, which is made of them when somebody asks for it."""
+    """Keeps the learned weights as live weights or as ``coef_``, which is computed from them on access."""
 
     _live: Live | None = None
-    _progress: tuple[int, Any] | None = None  # the checksum of the weights that it is of, and the progress
-    _numbers: FeatureNumbers | None = None  # of the features that magnitudes, live weights and progress have entries for; None for all
-    _nonzeros = 0  # of the samples that the weights are learned from
+    _progress: tuple[int, Any] | None = None  # checksum of the weights that it belongs to, and the progress
+    _numbers: FeatureNumbers | None = None  # features in magnitudes, live weights and progress; None for all
+    _nonzeros = 0  # number of non-zeros in the training samples
 
     @property
     def coef_(self) -> Any:
@@ -94,9 +94,9 @@ class StreamingEstimator(TrainedEstimator):
         super().__setstate__(state if magnitudes is None else state | {"_magnitudes": magnitudes})
 
     def sparsify(self) -> Self:
-        """Make ``coef_`` a SciPy sparse array, of a row a score: it takes less memory where most weights are zero, as with ``l1_ratio``.
+        """Convert ``coef_`` to a SciPy sparse array with one row per score, which saves memory if most weights are zero.
 
-        Predictions, files, pickles and further training are as before.
+        Predictions, files, pickles and further training do not change.
 
         Returns
         -------
@@ -108,7 +108,7 @@ class StreamingEstimator(TrainedEstimator):
         return self
 
     def densify(self) -> Self:
-        """Make ``coef_`` a NumPy array, as :meth:`sparsify` has found it; whatever memory that takes.
+        """Convert ``coef_`` to a NumPy array, as it was before :meth:`sparsify`, whatever memory that takes.
 
         Returns
         -------
@@ -121,7 +121,7 @@ class StreamingEstimator(TrainedEstimator):
         return self
 
     def _recast(self, weights: Any) -> None:
-        """Have the same weights in another form, and what else is known of them."""
+        """Store the same weights in another form, keeping the state that depends on them."""
         live, (learned, progress) = self._present(), self._progress or (None, None)
         is_known = progress is not None and learned == self._learned()
         self.coef_ = weights
@@ -131,19 +131,19 @@ class StreamingEstimator(TrainedEstimator):
             self._progress = self._learned(), progress
 
     def _has_weights(self) -> bool:
-        """Whether there is a ``coef_``, without making it."""
+        """Return True if there is a ``coef_``, without computing it."""
         return self._live is not None or "coef_" in self.__dict__
 
     def _labels(self) -> Array:
-        """Of the classes, if there are any."""
+        """Return the classes, if there are any."""
         return getattr(self, "classes_", np.empty(0))
 
     def _shaped(self, weights: Array) -> Array:
-        """The weights of a model in the form of ``coef_``."""
+        """Return the weights of a model in the form of ``coef_``."""
         return weights
 
     def _present(self) -> Live | None:
-        """The live weights, if ``coef_`` and ``intercept_`` still are what has been made of them."""
+        """Return the live weights, if ``coef_`` and ``intercept_`` have not been changed since they were computed."""
         live = self._live
         if live is None:
             return None
@@ -157,13 +157,13 @@ class StreamingEstimator(TrainedEstimator):
         return None
 
     def _scores_of(self, samples: Any) -> Array:
-        """The scores of samples, of live weights at the cost of their non-zeros."""
+        """Return the scores of samples; with live weights at the cost of their non-zeros."""
         live = self._live
         if live is None or "coef_" in self.__dict__ or not is_sparse(samples) or samples.nnz >= samples.shape[1]:
             return self._fitted().decision_function(samples)
         if live.failed:
             live.put_back(self._magnitudes)
-        # Every non-zero has a weight of its own: so sums are made in the order in which they would be with all weights.
+        # One weight per non-zero, so that the sums have the same order as with the weights of all features.
         numbers = samples.indices if self._numbers is None else self._numbers.of(samples.indices)
         known = slice(None) if self._numbers is None else numbers < len(self._numbers)
         weights = np.zeros((*np.shape(self.intercept_), samples.nnz), live.weights.unscaled.dtype)
@@ -172,12 +172,12 @@ class StreamingEstimator(TrainedEstimator):
         return self._fitted(weights).decision_function(entries)
 
     def _meaning(self) -> FittedModel:
-        """The model without weights: what scores stand for."""
+        """Return the model without weights, to interpret scores."""
         check_is_fitted(self)
         return self._fitted(np.empty((*np.shape(self.intercept_), 0)))
 
     def _settled(self) -> None:
-        """Make ``coef_`` of live weights, and write down the rest of what they hold: no calls go on on them."""
+        """Replace live weights by ``coef_`` and saved progress."""
         live = self._present()
         if live is not None:
             _ = self.coef_
@@ -185,14 +185,14 @@ class StreamingEstimator(TrainedEstimator):
             self._progress, self._live = (self._learned(), progress), None
 
     def _scales(self, are_scaled: bool) -> Array:
-        """Of the features; a single one if they are not scaled."""
+        """Return the scales of the features; a single one if they are not scaled."""
         return np.ones(1) if self._magnitudes is None or not are_scaled else feature_scales(self._magnitudes)
 
     def _progress_so_far(self, comm: Any) -> Progress | None:
-        """That of earlier calls, if weights and ranks are still those; collective."""
+        """Return the progress of earlier calls, if weights and ranks are the same as then. Collective."""
         self._settled()
         learned, progress = self._progress or (None, None)
-        # Pickles from when classes were trained one after the other hold a list, of which that of one score is of use.
+        # Pickles of versions that trained one class after the other hold a list, which is usable if it has one element.
         if isinstance(progress, list):
             progress = progress[0] if len(progress) == 1 else None
         own: Progress | None = progress if learned == self._learned() else None
@@ -206,15 +206,15 @@ class StreamingEstimator(TrainedEstimator):
         return own
 
     def _learned(self) -> int:
-        """A number that other weights and intercepts hardly have."""
+        """Return a checksum of weights and intercepts."""
         return checksum(self.coef_, self.intercept_)
 
     def _numbered(
         self, model: LinearModel, dataset: Dataset, comm: Any, onward: bool, partial: bool
     ) -> tuple[Dataset, FeatureNumbers | None]:
-        """Number the features that weights of a call live on, and return the samples with these numbers; collective.
+        """Assign numbers to the features that need weights in this call, and return the samples with these numbers. Collective.
 
-        Numbers are None, and samples what they were, where weights live on all features. Calls that go on keep the earlier numbers.
+        Numbers are None, and samples unchanged, if all features have weights. Continued calls keep the earlier numbers.
         """
         if not (onward or partial):
             found = only_occurring(dataset, comm)
@@ -240,7 +240,7 @@ class StreamingEstimator(TrainedEstimator):
         return agreed(comm, lambda: numbers.renumbered(dataset, room)), numbers
 
     def _live_on_all(self, model: LinearModel, dataset: Dataset, comm: Any) -> Live | None:
-        """The live weights, if all ranks have the same, and this call can go on on them; collective."""
+        """Return the live weights, if all ranks have the same, and this call can continue with them. Collective."""
         live, kind = self._present(), REPLICATED[self.strategy or SparseStrategy.name]
         if live is not None and self._numbers is not None:
             live.make_room(dataset.features)
@@ -267,13 +267,13 @@ class StreamingEstimator(TrainedEstimator):
         return bool(self._is_scaled if is_auto(self.scale_features) else self.scale_features)
 
     def _goes_on_with(self, strategy: SparseStrategy, comm: Any) -> bool:
-        """Whether a strategy is what this estimator would make."""
+        """Return True if a strategy is the one that this estimator would create."""
         name = self.strategy or SparseStrategy.name
         as_asked = strategy.name == name and strategy.algorithm == self.algorithm and strategy.threads.count == self._thread_count
         return as_asked and strategy.comm is comm
 
     def _go_on(self, live: Live, model: LinearModel, dataset: Dataset, call: Call, comm: Any) -> list[Epoch]:
-        """Train on live weights; whatever raises, they are then what they were before. Collective."""
+        """Train live weights; any error leaves them as they were before. Collective."""
         before = {name: self.__dict__[name] for name in _OF_SAMPLES if name in self.__dict__}
         try:
             live.begin()
@@ -300,7 +300,7 @@ class StreamingEstimator(TrainedEstimator):
         return epochs
 
     def _show(self, live: Live, numbers: FeatureNumbers | None) -> None:
-        """Have the attributes be those of live weights, of the features with these numbers."""
+        """Set the attributes from live weights of the features with these numbers."""
         part = live.fitted(self._magnitudes, self._labels(), _NO_FEATURE)
         live.intercept = np.array(part.intercept)
         self._take(part)
@@ -308,7 +308,7 @@ class StreamingEstimator(TrainedEstimator):
         del self.__dict__["coef_"]
 
     def _train_anew(self, model: LinearModel, dataset: Dataset, call: Call, onward: bool, comm: Any) -> list[Epoch]:
-        """Train weights of this call's own, from zero or ``onward`` from ``coef_``; collective."""
+        """Train new weights, from zero or, if ``onward``, from ``coef_``. Collective."""
         scaling = self._magnitudes, self._is_scaled
         try:
             return self._trained(model, dataset, call, onward, comm)
@@ -346,12 +346,12 @@ class StreamingEstimator(TrainedEstimator):
         elif strategy.descent.adaptive:
             progress = Progress.kept(0, strategy.weights.memory(), {}, "", None, scales, dataset.features)
         self._keep(model, strategy.weights.to_array(), scales, call.numbers)
-        if progress is not None:  # weights that somebody puts in the place of these, or changes, are gone on from anew
+        if progress is not None:  # the checksum detects weights that users replace or change, for which the progress is void
             self._progress = self._learned(), progress
         return epochs
 
     def _found(self, numbers: FeatureNumbers | None, features: int) -> FittedModel:
-        """The model so far, with weights of so many features by their numbers."""
+        """Return the present model, with weights by feature number."""
         if numbers is None:
             return self._fitted()
         weights = np.zeros((len(np.atleast_1d(self.intercept_)), features), self.coef_.dtype)
@@ -363,7 +363,7 @@ class StreamingEstimator(TrainedEstimator):
         return self._fitted(weights if np.ndim(self.intercept_) else weights[0])
 
     def _keep(self, model: LinearModel, learned: Array, scales: Array, numbers: FeatureNumbers | None) -> None:
-        """Keep what a training has come to: weights of scaled features, of those with these numbers, intercept last."""
+        """Store the result of a training: weights of scaled features with these numbers, intercept last."""
         features = learned.shape[0] - bool(self.fit_intercept)
         intercept = learned[features:].sum(axis=0, dtype=np.float64)
         if numbers is not None:
@@ -373,15 +373,15 @@ class StreamingEstimator(TrainedEstimator):
         self._live, self._progress, self._numbers = None, None, numbers
 
     def _exact_strategy(self, model: LinearModel, dataset: Dataset, comm: Any) -> Any:
-        """A strategy for calls that go on: each rank has weights of its own, which it can take back by itself."""
+        """Return a strategy for continued calls: each rank has its own weights, whose changes it can undo alone."""
         strategy = self._strategy(model, dataset, comm, partial=True)
         strategy.shares = False
         return strategy
 
     def _take(self, model: FittedModel) -> None:
-        """Keep what has been learned as scikit-learn's attributes."""
+        """Set scikit-learn's attributes from a model."""
         raise NotImplementedError
 
 
 def _different_calls() -> MismatchError:
-    return MismatchError("the ranks have made different calls of partial_fit before: give all the same model")
+    return MismatchError("the ranks have made different calls of partial_fit before: use the same model on all ranks")
