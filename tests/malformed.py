@@ -193,7 +193,7 @@ BINARY = [
     _file("value is NaN", binary(values=[1, 1, 1, np.nan, 1, 1, 1]), ", offset 332: the value of index 2 of sample 2"),
     _file("float64 value is infinite", binary(value_width=8, values=[1, 1, 1, np.inf, 1, 1, 1]), ", offset 344: the value of index 2"),
     _file("label is NaN", binary(label_width=8, labels=[1, -1, np.nan, 1]), ", offset 400: the label is not finite"),
-    _file("more features than asked for", binary(features=11), ": 11 features in it, more than the 10"),
+    _file("more features than asked for", binary(features=11), ": it has 11 features, more than the requested 10"),
     _file("three classes", binary(labels=[0, 1, 2, 1]), ": a classifier needs two classes"),
 ]
 

@@ -89,7 +89,7 @@ def read_samples(
         training, testing = read_on_workers(comm, chosen["servers"], read) if serving else read(comm)
     if training.names is not None and not model.classifies:
         listed = " and ".join(map(repr, training.names[:2]))
-        raise DatasetError(f"{described(data)}: labels are names of classes, as {listed}: take --model logistic or svm")
+        raise DatasetError(f"{described(data)}: labels are names of classes, such as {listed}: use --model logistic or svm")
     classes = None
     if type(model) is Huber and chosen["epsilon"] is None:
         model = Huber(huber_epsilon(training.labels, training.weights, comm))

@@ -185,7 +185,7 @@ def test_what_is_no_dictionary_is_refused(tmp_path, text):
 
 def test_names_are_of_formats_that_hash(files):
     refused = command("train", files / "data.svm", "--names", files / "names.txt", status=1)
-    assert "--names is of formats whose features are hashed, vw and text" in refused.stderr
+    assert "--names is for formats with hashed features, vw and text" in refused.stderr
 
 
 @pytest.mark.parametrize("name", ["weights", "explain"])
@@ -210,4 +210,4 @@ def test_columns_of_a_table_have_names(tmp_path):
     assert {each["feature"] for each in sample["contributions"]} == {"age (missing)", "color=blue"}
     assert sample["label"] == "no"
     refused = command("train", tmp_path / "a.csv", "--target", "bought", "--names", tmp_path / "names", status=1)
-    assert "is of formats whose features are hashed" in refused.stderr
+    assert "is for formats with hashed features" in refused.stderr

@@ -103,7 +103,7 @@ def test_a_batch_without_room_is_an_error_that_says_what_to_do():
     held = GpuSamples(samples(), xp, 500)
     assert not held.resident
     held.take(np.arange(1))
-    with pytest.raises(DatasetError, match="take fewer samples a step"):
+    with pytest.raises(DatasetError, match="use fewer samples per step"):
         held.take(np.arange(9))
     assert np.concatenate(held.parts()).tolist() == list(range(9)) and len(held.parts()) > 1
 

@@ -64,7 +64,7 @@ def main():
     refused(lambda: trained("sparse", "gpu" if comm.rank else "cpu"), MismatchError, "one device")
     for name, least in (("sparse", 400), ("sparse", 900), ("dense", 900), ("oktopk", 900)):  # where not even one sample fits, and one does
         xp.cuda.Device.mem_info = (least if comm.rank else 1 << 30, 1 << 30)
-        refused(lambda name=name: trained(name, "gpu"), DatasetError, "take fewer samples a step")
+        refused(lambda name=name: trained(name, "gpu"), DatasetError, "use fewer samples per step")
     xp.cuda.Device.mem_info = (1 << 30, 1 << 30)
     trained("sparse", "gpu")
     print(f"rank {comm.rank} of {comm.size} is done")

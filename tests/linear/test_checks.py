@@ -50,8 +50,8 @@ BAD = {
     "no dimension": (lambda: Dataset.from_scipy(X, 1.0), r"labels has the shape \(\)"),
     "NaN label": (lambda: changed("labels", 3, np.nan), "the label of sample 3 is nan"),
     "infinite label": (lambda: changed("labels", 3, np.inf), "the label of sample 3 is inf"),
-    "NaN value": (lambda: changed("values", 5, np.nan), "feature 1 of sample 1 is nan, no finite float32"),
-    "infinite in float32": (lambda: Dataset.from_scipy(X * 1e40, Y), "inf, no finite float32"),
+    "NaN value": (lambda: changed("values", 5, np.nan), "feature 1 of sample 1 is nan, not a finite float32"),
+    "infinite in float32": (lambda: Dataset.from_scipy(X * 1e40, Y), "inf, not a finite float32"),
     "high index": (lambda: changed("indices", 7, 4), "index 4 of sample 1 is not below the 4 features"),
     "repeated index": (lambda: changed("indices", 1, 0), "index 0 of sample 0 does not follow a lower one"),
     "signed indices": (lambda: replace(GOOD, indices=GOOD.indices.astype(np.int32)), "indices are int32, not uint32"),
@@ -122,7 +122,7 @@ def test_one_class_is_learned_as_what_it_is(model, labels):
 
 def test_a_test_set_has_the_features_of_the_training_set():
     wide = csr_array(np.hstack([X.toarray(), X.toarray()]))
-    with pytest.raises(DatasetError, match="the test set has 8 features, and the training set 4"):
+    with pytest.raises(DatasetError, match="the test set has 8 features, but the training set 4"):
         trained(GOOD, test=Dataset.from_scipy(wide, Y))
     for make, message in BAD.values():
         with pytest.raises(DatasetError, match=message):
@@ -215,7 +215,7 @@ PARTS = {
 @pytest.mark.parametrize("what", PARTS)
 def test_parts_that_are_no_whole_are_refused(what):
     message = told(2, lambda comm: made(comm, PARTS[what](comm.rank)), MismatchError)
-    assert "do not make up one data set" in message and "Dataset.of_ranks" in message
+    assert "do not form one data set" in message and "Dataset.of_ranks" in message
 
 
 DIFFERENT = {

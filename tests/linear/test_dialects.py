@@ -132,7 +132,7 @@ def test_generate_compresses_by_zstandard(tmp_path):
 def test_without_zstandard_the_error_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "zstandard", None)
     says = refused(written(tmp_path, b"\x28\xb5\x2f\xfd" + bytes(20), "a.svm.zst"), 2)
-    assert says.endswith("a.svm.zst: .zst takes zstandard: install sparseallreduce[zstd]")
+    assert says.endswith("a.svm.zst: .zst needs zstandard: install sparseallreduce[zstd]")
     with pytest.raises(DatasetError, match=r"install sparseallreduce\[zstd\]"):
         generate("uniform", tmp_path / "b.svm.zst", samples=3, features=20)
 
@@ -323,7 +323,7 @@ def test_names_are_read_as_they_stand(tmp_path_factory, words, ranks, weighted):
 @pytest.mark.parametrize(
     "text, says",
     [
-        ("spam 1:1\n1 1:1\n", "line 2: the label '1' is a number, and the first one, 'spam', is a name: labels are all numbers or all"),
+        ("spam 1:1\n1 1:1\n", "line 2: the label '1' is a number, but the first one, 'spam', is a name: labels are all numbers or all"),
         ("1 1:1\nspam 1:1\n", "line 2: the label 'spam' is not a number"),
         ("spam 1:1\nnan 1:1\n", "line 2: the label 'nan' is not a name"),
         ("nan 1:1\n", "line 1: the label 'nan' is not finite"),
@@ -368,15 +368,15 @@ def test_predict_writes_names_back(tmp_path, name, text):
 def test_names_are_for_classification(tmp_path):
     path = written(tmp_path, NAMED)
     said = command("train", path, "--model", "linear", status=1).stderr
-    assert "labels are names of classes, as 'ham' and 'spam': take --model logistic or svm" in said
+    assert "labels are names of classes, such as 'ham' and 'spam': use --model logistic or svm" in said
     assert "names the label news, and the labels are ham and spam" in command("train", path, "--class-weight", "news=2", status=2).stderr
     test = written(tmp_path, NAMED + b"news 1:1\n", "test.svm")
-    assert "label news is none of the training set's, ham and spam" in command("train", path, "--test", test, status=1).stderr
+    assert "label news is not one of the training set's, ham and spam" in command("train", path, "--test", test, status=1).stderr
     numbers = written(tmp_path, "1 1:1\n0 2:1\n" * 9, "numbers.svm")
-    assert "label 0 is none of the training set's, ham and spam" in command("train", path, "--test", numbers, status=1).stderr
-    assert "label ham is none of the training set's, 0 and 1" in command("train", numbers, "--test", path, status=1).stderr
+    assert "label 0 is not one of the training set's, ham and spam" in command("train", path, "--test", numbers, status=1).stderr
+    assert "label ham is not one of the training set's, 0 and 1" in command("train", numbers, "--test", path, status=1).stderr
     said = command("convert", path, tmp_path / "o.csr", status=1).stderr
-    assert "labels are names of classes, as 'spam', and the binary format has numbers alone" in said
+    assert "labels are names of classes, such as 'spam', but the binary format has only numbers" in said
     with pytest.raises(DatasetError, match="labels are names of classes"):
         write_binary(tmp_path / "o.csr", load(path, comm=sar.SERIAL)[0], sar.SERIAL)
     one = written(tmp_path, "spam 1:1\n", "one.svm")

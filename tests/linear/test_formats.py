@@ -91,15 +91,15 @@ def arrays(**changes):
     [
         ({"format": b"csc"}, "the matrix is of format 'csc', not compressed rows: save X.tocsr()"),
         ({"shape": (7, 5)}, "the file is damaged"),
-        ({"shape": (6,)}, "is none of a matrix"),
+        ({"shape": (6,)}, "is not that of a matrix"),
         ({"labels": np.ones(5)}, "there are 5 labels for 6 samples"),
         ({"labels": np.full(6, np.nan)}, "sample 0: the label is not finite"),
         ({"labels": np.array(["a"] * 6)}, "the array labels is <U1"),
         ({"labels": np.array([{}] * 6, object)}, "the array labels is object"),
         ({"data": np.ones(2)}, "the file is damaged"),
         ({"shape": (6, 2)}, "is not below the 2 features"),
-        ({"indptr": np.array([0, 3, 2, 3, 3, 3, 3])}, "sample 1: it ends at non-zero 2 of 3, and begins at 3"),
-        ({"indptr": np.array([1, 3, 3, 3, 3, 3, 3])}, "sample 0: it begins at non-zero 1 of 3"),
+        ({"indptr": np.array([0, 3, 2, 3, 3, 3, 3])}, "sample 1: it ends at non-zero 2 of 3, but starts at 3"),
+        ({"indptr": np.array([1, 3, 3, 3, 3, 3, 3])}, "sample 0: it starts at non-zero 1 of 3"),
         ({"indptr": np.array([0, 2, 2, 2, 2, 2, 2])}, "the samples end at non-zero 2 of 3"),
         ({"data": np.float64([1, 2, np.inf])}, "the value of index"),
         ({"data": np.float64([1, 2, 1e39])}, "the value of index"),
@@ -345,7 +345,7 @@ def test_format_and_the_number_of_features_overrule_the_name(tmp_path):
         load(tmp_path / "a.txt", comm=sar.SERIAL, format="vw", n_features=1024, hash_bits=4)
     with pytest.raises(DatasetError, match="there is no format 'arff': choose one of svmlight, binary"):
         load(tmp_path / "a.txt", comm=sar.SERIAL, format="arff")
-    with pytest.raises(DatasetError, match="is not in the binary format, and format says binary"):
+    with pytest.raises(DatasetError, match="is not in the binary format, but format is binary"):
         load(tmp_path / "a.txt", comm=sar.SERIAL, format="binary")
 
 
@@ -396,7 +396,7 @@ def test_commands_take_standard_input(tmp_path):
     refused = command("train", "-", input="1 1:1\n1 x:1\n", status=1)
     assert refused.stderr.strip() == "Error: standard input, line 2: the index 'x' is not a whole number: '1 x:1'"
     assert "can be read once" in command("train", "-", "--test", "-", input=text, status=2).stderr
-    assert "text alone comes that way" in command("train", "-", "--format", "npz", input=text, status=1).stderr
+    assert "pipes are only for text" in command("train", "-", "--format", "npz", input=text, status=1).stderr
 
 
 

@@ -138,7 +138,7 @@ def test_commands_train_by_a_loss_and_predict_what_it_says(tmp_path):
         assert says in command(*given, *extra, status=2).stderr
     (tmp_path / "negative.svm").write_text("1 1:1\n-2 1:1\n")
     refused = command("train", tmp_path / "negative.svm", "--model", "linear", "--loss", "poisson", status=1)
-    assert "sample 1 has the label -2, for which the loss poisson has no meaning" in refused.stderr
+    assert "sample 1 has the label -2, for which the loss poisson is undefined" in refused.stderr
 
 
 def test_ranks_that_train_by_different_losses_are_told():
@@ -151,5 +151,5 @@ def test_ranks_that_train_by_different_losses_are_told():
     errors = on_ranks(2, trained)
     assert {str(error) for error in errors} == {str(errors[0])}
     assert "the model is linear, huber of 1.0 (Huber) on rank 0 and linear, huber of 2.0 (Huber) on rank 1" in str(errors[0])
-    with pytest.raises(DatasetError, match="for which the loss poisson has no meaning"):
+    with pytest.raises(DatasetError, match="for which the loss poisson is undefined"):
         Trainer(model_of("linear", "poisson"), SparseStrategy(dataset, sar.SERIAL), Constant(0.1), Options(1, 10))

@@ -83,7 +83,7 @@ def test_labels_become_the_numbers_of_classes():
     numbered, classes = numbered_classes(labelled([2.5, -1, 7, 2.5]), sar.SERIAL)
     assert numbered.labels.tolist() == [1, 0, 2, 1] and classes == (-1.0, 2.5, 7.0)
     assert numbered_classes(labelled([7, 7]), sar.SERIAL, classes)[0].labels.tolist() == [2, 2]
-    with pytest.raises(DatasetError, match="label 8 is none of the training set's 3 classes"):
+    with pytest.raises(DatasetError, match="label 8 is not one of the training set's 3 classes"):
         numbered_classes(labelled([7, 8]), sar.SERIAL, classes)
 
 
@@ -96,5 +96,5 @@ def test_labels_that_are_no_classes_are_refused(labels, what):
 def test_labels_that_are_no_numbers_of_classes_are_refused():
     check_labels(labelled([0, 2, 1]), Multinomial(3))
     for strange in (3, -1, 0.5):
-        with pytest.raises(DatasetError, match=f"sample 1 has the label {strange:g}, and those of 3 classes are 0 to 2"):
+        with pytest.raises(DatasetError, match=f"sample 1 has the label {strange:g}, but those of 3 classes are 0 to 2"):
             check_labels(labelled([0, strange]), Multinomial(3))

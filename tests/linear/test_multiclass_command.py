@@ -135,7 +135,7 @@ def test_a_resumed_run_ends_at_the_same_bits(folder, tmp_path, strategy):
 def test_test_sets_have_the_classes_of_the_training_set(folder, tmp_path):
     (tmp_path / "test.svm").write_text("7 1:1\n4 1:1\n")
     refused = run("train", folder / "train.svm", "--test", tmp_path / "test.svm", status=1)
-    assert "label 4 is none of the training set's 4 classes" in refused.stderr
+    assert "label 4 is not one of the training set's 4 classes" in refused.stderr
     (tmp_path / "test.svm").write_text("7 1:1\n")  # nor all of them
     run("train", folder / "train.svm", "--test", tmp_path / "test.svm", "--epochs", "1")
 

@@ -130,10 +130,10 @@ def test_what_makes_no_data_set_is_refused_on_every_rank(tmp_path, ranks):
     (tmp_path / "only").mkdir()
     part(tmp_path / "only" / "_SUCCESS", b"")
     for data, says in (
-        (tmp_path / "nested", "there are folders in it, as .*inner: name those to read, or give a pattern, as .*nested/"),
-        (tmp_path / "mixed", r"a\.svm is of the format svmlight and .*b\.vw of the format vw, and the files of a data set must be alike"),
+        (tmp_path / "nested", "it contains folders, such as .*inner: name those to read, or use a pattern like .*nested/"),
+        (tmp_path / "mixed", r"a\.svm has the format svmlight and .*b\.vw the format vw, but the files of a data set must have the same"),
         (tmp_path / "bad", r"bad/part-1, line 3: the value 'x' of index 2 is not a number: '1 2:x'"),
-        (tmp_path / "only", "only: there are no files in it"),
+        (tmp_path / "only", "only: it contains no files"),
         (f"{tmp_path}/x*", "there is no file that matches .*x"),
         ([], "the list of files is empty"),
         ([tmp_path / "bad" / "part-0", tmp_path / "gone"], "cannot read .*gone: No such file"),
@@ -202,12 +202,12 @@ def test_what_a_pipe_cannot_do_is_said(tmp_path, ranks):
         load("/dev/fd/987", comm=sar.SERIAL)
     with (
         fifo(tmp_path / "b.npz", b"PK\x03\x04" + bytes(99)) as pipe,
-        pytest.raises(DatasetError, match=r"cannot read .*b\.npz as npz: text alone comes that way"),
+        pytest.raises(DatasetError, match=r"cannot read .*b\.npz as npz: pipes are only for text"),
     ):
         load(pipe, comm=sar.SERIAL)
 
 
-REMEDY = "write to a file what comes by it"
+REMEDY = "write its content to a file"
 
 
 def test_the_shell_gives_pipes_to_commands(tmp_path):

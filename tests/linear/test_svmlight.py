@@ -149,12 +149,12 @@ def test_a_line_without_an_end_is_no_svmlight_text(text_file, monkeypatch):
     monkeypatch.setattr(line_blocks, "_BLOCK", 64)
     monkeypatch.setattr(line_blocks, "_LONGEST_LINE", 500)
     path = text_file("1 1:1\n" + "1 " * 400)
-    with pytest.raises(DatasetError, match=r"a line of more than 500 bytes: '1 1 1 .*'\.\.\.; this is no text of samples"):
+    with pytest.raises(DatasetError, match=r"a line of more than 500 bytes: '1 1 1 .*'\.\.\.; this is not a text of samples"):
         load(path, comm=sar.SERIAL)
 
 
 def test_an_empty_folder_and_a_device_are_refused(tmp_path):
-    with pytest.raises(DatasetError, match=f"{tmp_path}: there are no files in it"):
+    with pytest.raises(DatasetError, match=f"{tmp_path}: it contains no files"):
         load(tmp_path, comm=sar.SERIAL)
     with pytest.raises(DatasetError, match="cannot read /dev/zero: it is neither a file nor a pipe"):
         load("/dev/zero", comm=sar.SERIAL)
@@ -231,5 +231,5 @@ def test_the_lower_label_becomes_minus_one_on_all_ranks(text_file):
 def test_a_test_label_that_training_has_not_is_refused(text_file):
     train, test = load(text_file("0 1:1\n1 1:1\n", "a.svm"), text_file("0 1:1\n4 1:1\n", "b.svm"), comm=sar.SERIAL)
     _, classes = two_classes(train, sar.SERIAL)
-    with pytest.raises(DatasetError, match=r"b\.svm: label 4 is none of the training set's, 0 and 1"):
+    with pytest.raises(DatasetError, match=r"b\.svm: label 4 is not one of the training set's, 0 and 1"):
         two_classes(test, sar.SERIAL, classes)

@@ -292,7 +292,7 @@ def test_types_that_are_no_feature_are_refused_with_what_they_are(tmp_path):
 @pytest.mark.parametrize("name, what", [("a.json", "JSON"), ("a.xlsx", "a spreadsheet"), ("a.h5", "HDF5")])
 def test_what_is_read_is_said_of_files_that_are_not(name, what, tmp_path):
     (tmp_path / name).write_text("1 1:2\n")
-    with pytest.raises(DatasetError, match=rf"it is {what}, by its name: what is read is svmlight .*csv \(.csv\)"):
+    with pytest.raises(DatasetError, match=rf"it is {what}, by its name: supported formats are svmlight .*csv \(.csv\)"):
         load(tmp_path / name, comm=sar.SERIAL)
 
 
@@ -305,5 +305,5 @@ def test_a_table_that_is_taken_for_svmlight_text_says_how_to_read_it(tmp_path):
 
 def test_columns_of_a_format_without_names_are_refused(tmp_path):
     (tmp_path / "a.svm").write_text("1 1:2\n")
-    with pytest.raises(DatasetError, match="of the format svmlight, which has no columns with names, as target asks for"):
+    with pytest.raises(DatasetError, match="has the format svmlight, which has no named columns, but target needs them"):
         load(tmp_path / "a.svm", comm=sar.SERIAL, target="y")

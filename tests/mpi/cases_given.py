@@ -165,7 +165,7 @@ def case_weights_to_start_from_that_differ_are_the_same_error_on_all(comm, strat
 def case_a_parameter_server_holds_no_samples(comm):
     X, y = problem()
     dataset = Dataset.of_ranks(X, y, comm)
-    assert "is a parameter server, and holds 60 samples" in told(comm, lambda: trained(dataset, comm, "ps-sync"), MismatchError)
+    assert "is a parameter server, but holds 60 samples" in told(comm, lambda: trained(dataset, comm, "ps-sync"), MismatchError)
     dataset = replace(dataset, weights=np.zeros(60))
     assert "weight is not zero" in told(comm, lambda: trained(dataset, comm), DatasetError)
 

@@ -176,7 +176,7 @@ def case_what_is_wrong_on_one_rank_is_the_same_error_on_all(comm):
         if comm.rank == comm.size - 1:
             labels[-1] = np.nan
         strange = type(last)(last.indptr, last.indices, last.values, labels, FEATURES, last.first_sample, last.total_samples)
-        assert "the label of sample 89 is nan, which is no class" in told(comm, lambda: numbered_classes(strange, comm))
+        assert "the label of sample 89 is nan, which is not a class" in told(comm, lambda: numbered_classes(strange, comm))
 
 
 @each(choice=["auto", "ovr"])

@@ -1,1 +1,1 @@
-"""Samples: in files, on their way, and as the arrays that training reads."""
+"""Samples: reading them from files, distributing them, and the arrays that training uses."""

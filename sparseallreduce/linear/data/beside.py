@@ -1,7 +1,7 @@
-"""What a binary file of samples has no room for, in a file beside it: how columns of a table were encoded, and names of classes.
+"""The companion file of a binary file, for what the binary format cannot hold: the encoding of a table's columns, and class names.
 
-``NAME.columns.json`` beside ``NAME`` holds ``encoding``, as :meth:`Encoding.to_json` writes it; ``classes``, whose places are the labels,
-or null; and ``header``, the checksum of the binary file's first 192 bytes: beside another file of that name it means nothing.
+``NAME.columns.json`` next to ``NAME`` holds ``encoding``, as :meth:`Encoding.to_json` writes it; ``classes``, the names of the labels 0, 1,
+..., or null; and ``header``, the checksum of the binary file's first 192 bytes, so that it is ignored for another file of the same name.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from sparseallreduce.linear.encoding import Encoding
 
 __all__ = ["Beside", "columns_beside", "write_columns"]
 
-_MOST = 1 << 30  # bytes
+_MOST = 1 << 30  # largest size of a companion file, in bytes
 
 
 class Beside(NamedTuple):
-    """How the samples of a binary file were encoded."""
+    """The encoding of the samples of a binary file."""
 
     encoding: Encoding
     classes: tuple[str, ...] | None
 
 
 def write_columns(path: PathLike, encoding: Encoding, classes: list[str] | None) -> None:
-    """Write the file beside a binary file that is complete; for one rank to call."""
+    """Write the companion file of a complete binary file. Called by one rank."""
     content = {"encoding": json.loads(encoding.to_json()), "classes": classes, "header": _header(path)}
     with atomic_file(f"{os.fspath(path)}{COLUMNS_BESIDE}", "w") as file:
         json.dump(content, file, ensure_ascii=False)
 
 
 def columns_beside(source: Source, comm: Any) -> Beside | None:
-    """Return how binary files were encoded, if all of them were alike; collective over ``comm``.
+    """Return the encoding of binary files, or None if they have none in common. Collective over ``comm``.
 
     Raises
     ------
     DatasetError
-        On every rank alike, if a file beside one of them is damaged.
+        On every rank, if a companion file is damaged.
     """
     found = source.each(comm, _beside)
     return found[0] if all(each == found[0] for each in found) else None
@@ -61,10 +61,10 @@ def _beside(path: PathLike) -> Beside | None:
             return None
         classes = found["classes"]
         if classes is not None and not all(isinstance(name, str) for name in classes):
-            raise ValueError("classes are no names")
+            raise ValueError("classes are not names")
         return Beside(Encoding.from_json(json.dumps(found["encoding"])), None if classes is None else tuple(classes))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DatasetError(f"cannot read {name}: {error}; remove it, or convert the table once more") from None
+        raise DatasetError(f"cannot read {name}: {error}; remove it, or convert the table again") from None
 
 
 def _header(path: PathLike) -> int:

@@ -1,4 +1,4 @@
-"""Columns of samples on their way from a reader to where they are kept: blocks, and arrays that grow."""
+"""Blocks of samples from a reader, and growing arrays that collect them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ Array = NDArray[Any]
 
 
 class Block(NamedTuple):
-    """Some consecutive samples as compressed sparse rows; the arrays hold until the next block is asked for."""
+    """Consecutive samples as compressed sparse rows. The arrays are valid until the next block is read."""
 
-    indptr: Array  # int64, samples + 1, from zero: where each sample begins among the non-zeros
-    indices: Array  # from 0, increasing within a sample
+    indptr: Array  # int64, samples + 1, starting at 0: position of each sample's first non-zero
+    indices: Array  # from 0, ascending within a sample
     values: Array
     labels: Array  # float64
-    weights: Array | None = None  # float64, what each sample counts; None for 1
+    weights: Array | None = None  # float64, weight of each sample; None for 1
 
 
 class Column:
-    """An array that grows in place, so that a long one never lies in memory twice.
+    """An array that grows in place, so that a long one is never in memory twice.
 
     >>> column = Column("int64")
     >>> column.append(np.arange(3)), column.append(np.arange(2)), column.array()
@@ -35,16 +35,16 @@ class Column:
         self._used = 0
 
     def append(self, items: Array) -> None:
-        """Add the items behind those that are there."""
+        """Append items."""
         end = self._used + len(items)
         if end > len(self._room):
-            # The C library moves the pages of a large array rather than its contents. A little room to spare makes that rare.
+            # The C library remaps the pages of a large array instead of copying it. Some spare room makes even that rare.
             self._room.resize(end + end // 16, refcheck=False)
         self._room[self._used : end] = items
         self._used = end
 
     def array(self) -> Array:
-        """All items; the column itself is empty afterwards."""
+        """Return all items, and empty the column."""
         self._room.resize(self._used, refcheck=False)
         whole, self._room, self._used = self._room, np.empty(0, self._room.dtype), 0
         return whole

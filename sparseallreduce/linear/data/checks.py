@@ -1,4 +1,4 @@
-"""What a data set promises to the loops that read it, to the model and to the other ranks: checked on all ranks at once."""
+"""Checks of a data set's arrays and labels, and of its consistency across ranks."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ __all__ = [
 
 Array = NDArray[Any]
 
-_LARGE = 1e18  # the squares of smaller numbers are finite in float32
+_LARGE = 1e18  # squares of smaller numbers are finite in float32
 
 
 def check_rows(dataset: Dataset) -> None:
-    """Refuse arrays that no loop may read: of other forms than :class:`~.dataset.Dataset` says, or with what is no number.
+    """Raise an error if arrays do not have the form that :class:`~.dataset.Dataset` requires, or contain values that are not finite.
 
     Raises
     ------
     DatasetError
-        With the first thing that is wrong, and the number of its sample.
+        With the first fault, and the number of its sample.
     """
     fault = _form_fault(dataset) or _number_fault(dataset)
     if fault is not None:
@@ -56,40 +56,40 @@ def check_rows(dataset: Dataset) -> None:
 
 
 def check_labels(dataset: Dataset, model: LinearModel) -> None:
-    """Refuse labels that the model takes for others than they are.
+    """Raise an error if labels do not suit the model.
 
     Raises
     ------
     DatasetError
-        If it has two classes, and a label is neither -1 nor +1; or if it has K, and a label is none of the numbers 0 to K - 1; or if
-        the loss has no meaning for a label, or is no finite number for it.
+        If the model has two classes, and a label is neither -1 nor +1; or if it has K classes, and a label is not one of 0 to K - 1; or if
+        the loss is undefined or not finite for a label.
     """
     if not model.classifies:
         if dataset.names is not None:
             shown = ", ".join(map(repr, dataset.names[:2]))
-            raise DatasetError(f"{dataset.source}: labels are names of classes, as {shown}: take a model of classes, not one of numbers")
+            raise DatasetError(f"{dataset.source}: labels are names of classes, such as {shown}: use a classifier, not a regression")
         strange = np.flatnonzero(model.label_fault(dataset.labels))
         if len(strange):
             where = f"sample {dataset.first_sample + strange[0]} has the label {dataset.labels[strange[0]]:g}"
-            raise DatasetError(f"{dataset.source}: {where}, for which the loss {model.loss_name} has no meaning: choose another")
+            raise DatasetError(f"{dataset.source}: {where}, for which the loss {model.loss_name} is undefined: choose another")
         _check_loss(dataset, model)
         return
     if model.columns is not None:
         strange = np.flatnonzero(~np.isin(dataset.labels, np.arange(model.columns)))
         if len(strange):
             where = f"sample {dataset.first_sample + strange[0]} has the label {dataset.labels[strange[0]]:g}"
-            remedy = "numbered_classes(dataset, comm) makes them of any numbers"
-            raise DatasetError(f"{dataset.source}: {where}, and those of {model.columns} classes are 0 to {model.columns - 1}: {remedy}")
+            remedy = "numbered_classes(dataset, comm) converts any numbers"
+            raise DatasetError(f"{dataset.source}: {where}, but those of {model.columns} classes are 0 to {model.columns - 1}: {remedy}")
         return
     strange = np.flatnonzero(np.abs(dataset.labels) != 1)
     if len(strange):
         where = f"sample {dataset.first_sample + strange[0]} has the label {dataset.labels[strange[0]]:g}"
-        remedy = "two_classes(dataset, comm) makes them of any two numbers"
-        raise DatasetError(f"{dataset.source}: {where}, and those of a classifier ({model.name}) are -1 and +1: {remedy}")
+        remedy = "two_classes(dataset, comm) converts any two numbers"
+        raise DatasetError(f"{dataset.source}: {where}, but those of a classifier ({model.name}) are -1 and +1: {remedy}")
 
 
 def _check_loss(dataset: Dataset, model: LinearModel) -> None:
-    """Refuse labels so large that their loss, or its derivative, is no finite number of the precision of the samples at a score of zero."""
+    """Raise an error if labels are so large that their loss or its derivative overflows at a score of zero."""
     label, zero = np.array([largest_of(dataset.labels)], np.float64), np.zeros(1)
     if np.abs(label[0]) > _LARGE:
         with np.errstate(over="ignore"):
@@ -98,17 +98,17 @@ def _check_loss(dataset: Dataset, model: LinearModel) -> None:
 
 
 def largest_of(numbers: Array) -> Any:
-    """Return the number of the largest magnitude; zero if there is none."""
+    """Return the number of largest magnitude, or zero if there are none."""
     return numbers[int(np.abs(numbers).argmax())] if len(numbers) else numbers.dtype.type(0)
 
 
 def check_squares(dataset: Dataset, what: str, numbers: Array, total: float) -> None:
-    """Refuse values or labels, of which ``total`` should be a finite number and is none.
+    """Raise an error if ``total``, computed from values or labels, is not finite.
 
     Raises
     ------
     DatasetError
-        Naming the largest.
+        With the largest number in its message.
     """
     if not np.isfinite(total):
         remedy = f"divide all {what}s by a number, so that their squares are finite"
@@ -117,12 +117,12 @@ def check_squares(dataset: Dataset, what: str, numbers: Array, total: float) -> 
 
 
 def checked_samples(dataset: Dataset, comm: Any, model: LinearModel, use: str, settings: Mapping[str, Any]) -> Dataset:
-    """Return this rank's samples for training a model, as :func:`own_samples`, with labels and settings checked; collective over ``comm``.
+    """Return :func:`own_samples` after checking labels and settings for training a model. Collective over ``comm``.
 
     Raises
     ------
     DatasetError, MismatchError
-        On all ranks alike, if there are no samples, or arrays, labels or settings do not go together.
+        On all ranks, if there are no samples, or arrays, labels or settings do not match.
     """
     own = own_samples(dataset, comm, comm.size, use)
     agreed(comm, lambda: check_labels(own, model))
@@ -132,20 +132,20 @@ def checked_samples(dataset: Dataset, comm: Any, model: LinearModel, use: str, s
 
 
 def own_samples(dataset: Dataset, comm: Any, holders: int, use: str = "") -> Dataset:
-    """This rank's samples of a data set whose rows have been checked; collective over ``comm``.
+    """Return this rank's samples of a data set, after checking its rows. Collective over ``comm``.
 
-    A data set that holds all samples on every rank, as one of :meth:`~.dataset.Dataset.from_scipy`, is dealt out: each of the first
-    ``holders`` ranks takes a block of its rows. Of all others a rank has what is its own.
+    If every rank has all samples, as with :meth:`~.dataset.Dataset.from_scipy`, each of the first ``holders`` ranks gets a block of the
+    rows. Otherwise each rank keeps its own samples.
 
     Parameters
     ----------
     use : str
-        What the data set is for, which has to be the same on all ranks.
+        Purpose of the data set, which has to be the same on all ranks.
 
     Raises
     ------
     DatasetError, MismatchError
-        On all ranks alike, if a rank's rows are wrong, or features, dtypes or samples do not go together.
+        On all ranks, if a rank's rows are invalid, or features, dtypes or samples do not match.
     """
     agreed(comm, lambda: check_rows(dataset))
     if comm.size == 1:
@@ -158,8 +158,8 @@ def own_samples(dataset: Dataset, comm: Any, holders: int, use: str = "") -> Dat
         return dataset
     if len(set(ranks)) > 1:
         counts = ", ".join(str(rows) for rows, _ in ranks)
-        said = f"every rank says that it holds all samples, but those of ranks 0 to {comm.size - 1} differ ({counts} rows)"
-        raise MismatchError(f"{said}: give all samples on every rank, or each rank's own by Dataset.of_ranks")
+        differing = f"every rank claims to have all samples, but those of ranks 0 to {comm.size - 1} differ ({counts} rows)"
+        raise MismatchError(f"{differing}: give all samples on every rank, or each rank's own by Dataset.of_ranks")
     low, high = (dataset.rows * min(rank, holders) // holders for rank in (comm.rank, comm.rank + 1))
     begin, end = dataset.indptr[low], dataset.indptr[high]
     return replace(
@@ -174,23 +174,23 @@ def own_samples(dataset: Dataset, comm: Any, holders: int, use: str = "") -> Dat
 
 
 def check_parts(dataset: Dataset, comm: Any, holders: int) -> None:
-    """Refuse, on all ranks alike, parts that do not make up a data set: each sample is to be on one rank, of the first ``holders``.
+    """Raise an error on all ranks unless each sample is on exactly one of the first ``holders`` ranks.
 
     Raises
     ------
     DatasetError
-        If there are no samples, or none that counts.
+        If there are no samples, or all have weight zero.
     MismatchError
-        If the numbers of samples on the ranks do not fit together.
+        If the numbers of samples on the ranks do not match.
     """
     weight = float(dataset.rows if dataset.weights is None else dataset.weights.sum())
     ranks = gather(comm, (dataset.rows, dataset.first_sample, dataset.total_samples, weight))
     found = 0
     for rank, (rows, first, total, _) in enumerate(ranks):
         if total != ranks[0][2] or (rows and first != found):
-            _refuse(f"rank {rank} holds {rows} of {total} samples from number {first} on, where {found} of {ranks[0][2]} come before")
+            _refuse(f"rank {rank} holds {rows} of {total} samples from number {first} on, but earlier ranks hold {found} of {ranks[0][2]}")
         if rows and rank >= holders:
-            _refuse(f"rank {rank} is a parameter server, and holds {rows} samples that no worker would train on")
+            _refuse(f"rank {rank} is a parameter server, but holds {rows} samples that no worker would train on")
         found += rows
     if found != ranks[0][2]:
         _refuse(f"all ranks together hold {found} samples of {ranks[0][2]}")
@@ -201,13 +201,13 @@ def check_parts(dataset: Dataset, comm: Any, holders: int) -> None:
 
 
 def own_test_samples(test: Dataset | None, training: Dataset, model: LinearModel, comm: Any, holders: int) -> Dataset | None:
-    """This rank's samples of a test set, of which the first ``holders`` ranks have some; None if there is none. Collective.
+    """Return this rank's samples of a test set, which the first ``holders`` ranks share, or None without a test set. Collective.
 
     Raises
     ------
     DatasetError, MismatchError
-        On all ranks alike, as :func:`own_samples` and :func:`check_parts`; or if it has more features than the training set, or labels of
-        another kind than the model's.
+        On all ranks, as for :func:`own_samples` and :func:`check_parts`; or if it has more features than the training set, or labels that
+        do not suit the model.
     """
     check_alike(comm, {"test set": "given" if test is not None else "not given"})
     if test is None:
@@ -216,7 +216,7 @@ def own_test_samples(test: Dataset | None, training: Dataset, model: LinearModel
 
     def check() -> None:
         if own.features > training.features:
-            many = f"the test set has {own.features} features, and the training set {training.features}"
+            many = f"the test set has {own.features} features, but the training set {training.features}"
             raise DatasetError(f"{own.source}: {many}: read both with the same number")
         check_labels(own, model)
 
@@ -226,12 +226,12 @@ def own_test_samples(test: Dataset | None, training: Dataset, model: LinearModel
 
 
 def check_alike(comm: Any, facts: Mapping[str, Any]) -> None:
-    """Refuse, on all ranks alike, facts that differ between ranks.
+    """Raise an error on all ranks if facts differ between ranks.
 
     Raises
     ------
     MismatchError
-        Naming the first that does.
+        With the first fact that differs.
     """
     ranks = gather(comm, {name: described(fact) for name, fact in facts.items()})
     for name in dict.fromkeys(name for rank in ranks for name in rank):
@@ -242,7 +242,7 @@ def check_alike(comm: Any, facts: Mapping[str, Any]) -> None:
 
 
 def checksum(dataset: Dataset) -> int:
-    """A number that other samples hardly have."""
+    """Return a checksum of the samples."""
     bits = 0
     for array in (dataset.indptr, dataset.indices, dataset.values, dataset.labels, dataset.weights):
         bits = zlib.crc32(b"" if array is None else np.ascontiguousarray(array).data, bits)
@@ -250,24 +250,24 @@ def checksum(dataset: Dataset) -> int:
 
 
 def described(fact: Any) -> str:
-    """What a thing is made of, without where it lies in memory, which no two ranks have in common."""
+    """Return a text that describes a value, without memory addresses, which differ between ranks."""
     return re.sub(r" at 0x[0-9a-f]+", "", fact if isinstance(fact, str) else repr(fact))
 
 
 @cache
 def _compile(index: np.dtype[Any], value: np.dtype[Any]) -> None:
-    """Compile the check of rows of these dtypes, or load it from disk; of several processes at once, one compiles."""
+    """Compile the check of rows for these dtypes, or load it from the cache on disk. If several processes call it, one compiles."""
     arrays = (types.Array(kind, 1, "C", readonly=True) for kind in (types.int64, *map(numba.from_dtype, (index, value))))
     compiled_entry(kernels.first_fault, (*arrays, types.uint64))
 
 
 def _refuse(reason: str) -> None:
-    remedy = "make it by Dataset.of_ranks, or give all samples on every rank"
-    raise MismatchError(f"the samples of the ranks do not make up one data set: {reason}; {remedy}")
+    remedy = "create it by Dataset.of_ranks, or give all samples on every rank"
+    raise MismatchError(f"the samples of the ranks do not form one data set: {reason}; {remedy}")
 
 
 def _form_fault(dataset: Dataset) -> str | None:
-    """What is wrong with the forms of the arrays."""
+    """Return what is wrong with shapes and dtypes of the arrays, or None."""
     indptr, indices, values, labels, weights = dataset.indptr, dataset.indices, dataset.values, dataset.labels, dataset.weights
     for name in ("indptr", "indices", "values", "labels", "weights"):
         array = getattr(dataset, name)
@@ -279,7 +279,7 @@ def _form_fault(dataset: Dataset) -> str | None:
     if len(labels) != rows:
         return f"there are {len(labels)} labels for {rows} samples"
     if weights is not None and len(weights) != rows:
-        return f"there are weights of {len(weights)} samples, and {rows} samples"
+        return f"there are weights of {len(weights)} samples, but {rows} samples"
     if dataset.features < 0 or indices.dtype != index_dtype(dataset.features):
         return f"indices are {indices.dtype}, not {index_dtype(max(0, dataset.features))} as for {dataset.features} features"
     if values.dtype not in (np.float32, np.float64) or len(values) != len(indices):
@@ -292,7 +292,7 @@ def _form_fault(dataset: Dataset) -> str | None:
 
 
 def _number_fault(dataset: Dataset) -> str | None:
-    """What is wrong with the numbers in them."""
+    """Return what is wrong with the numbers in the arrays, or None."""
     _compile(dataset.indices.dtype, dataset.values.dtype)
     fault, row, entry = kernels.first_fault(dataset.indptr, dataset.indices, dataset.values, np.uint64(dataset.features))
     sample = dataset.first_sample + row
@@ -301,7 +301,7 @@ def _number_fault(dataset: Dataset) -> str | None:
     if fault == kernels.UNSORTED:
         return f"index {dataset.indices[entry]} of sample {sample} does not follow a lower one: rows must be sorted, without duplicates"
     if fault == kernels.NOT_FINITE:
-        return f"feature {dataset.indices[entry]} of sample {sample} is {dataset.values[entry]}, no finite {dataset.values.dtype}"
+        return f"feature {dataset.indices[entry]} of sample {sample} is {dataset.values[entry]}, not a finite {dataset.values.dtype}"
     strange = np.flatnonzero(~np.isfinite(dataset.labels))
     if len(strange):
         return f"the label of sample {dataset.first_sample + strange[0]} is {dataset.labels[strange[0]]}"

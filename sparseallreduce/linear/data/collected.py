@@ -1,4 +1,4 @@
-"""The samples of files in memory: this rank's share of them."""
+"""Collecting this rank's share of the samples of files in memory."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = ["collected"]
 
 
 def collected(samples: Samples, source: Source, comm: Any, dtype: DTypeLike = np.float32) -> Dataset:
-    """This rank's samples as a data set, numbered over all ranks; collective over ``comm``.
+    """Return this rank's samples as a data set, numbered over all ranks. Collective over ``comm``.
 
     Raises
     ------
     DatasetError
-        On every rank alike, with what is wrong with a file, or if there are no samples in it.
+        On every rank, with what is wrong with a file, or if it has no samples.
     """
     mine = agreed(comm, lambda: _in_memory(samples.blocks, str(source), dtype))
     ranks = gather(comm, (mine.rows, mine.features))
@@ -44,7 +44,7 @@ def collected(samples: Samples, source: Source, comm: Any, dtype: DTypeLike = np
 
 
 def _numbered(mine: Dataset, found: list[str], comm: Any) -> Dataset:
-    """The data set, whose labels are places among the names that this rank has found, with places among those of all ranks, sorted."""
+    """Return the data set with labels renumbered from the names found by this rank to the sorted names of all ranks."""
     names = sorted(set().union(*gather(comm, found)))
     places = np.searchsorted(np.array(names), found).astype(np.float64)
     labelled = ~np.isnan(mine.labels)
@@ -54,7 +54,7 @@ def _numbered(mine: Dataset, found: list[str], comm: Any) -> Dataset:
 
 
 def _in_memory(blocks: Generator[Block], source: str, dtype: DTypeLike) -> Dataset:
-    """The samples of all blocks in memory, with as many features as the highest index."""
+    """Return the samples of all blocks in memory; the number of features follows from the highest index."""
     labels, lengths, values, indices, weights = Column(np.float64), Column(np.int64), Column(dtype), None, Column(np.float64)
     highest = -1
     weighted = False

@@ -1,4 +1,4 @@
-"""Blocks of samples out of compressed rows that others have written, whose features may be in any order."""
+"""Blocks of samples from compressed rows of other formats, whose features may be unsorted."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ __all__ = ["NONZEROS_AT_ONCE", "checked_block"]
 
 Array = NDArray[Any]
 
-#: How many non-zeros a reader takes at once, but for longer samples.
+#: Number of non-zeros that a reader processes in one block, except for longer samples.
 NONZEROS_AT_ONCE = 1 << 20
 
 
 def checked_block(
     indptr: Array, indices: Array, values: Array, labels: Array, *, features: int, first: int, source: object, dtype: np.dtype[Any]
 ) -> Block:
-    """A block of these rows, sorted, with those of the same feature added up.
+    """Return a block of these rows, with features sorted and duplicates added.
 
     Parameters
     ----------
     indptr, indices, values, labels : ndarray
-        Of numbers; ``indptr`` begins at 0, and increases.
+        Numeric arrays; ``indptr`` starts at 0 and does not decrease.
     features : int
-        Indices must be below it.
+        Number of features; indices must be below it.
     first : int
         Number of the first sample.
     source
-        What errors call the file.
+        Name of the file in errors.
     dtype : dtype
-        Of the values of the block, float32 or float64.
+        Data type of the block's values, float32 or float64.
 
     Raises
     ------
@@ -61,5 +61,5 @@ def checked_block(
     finite = np.isfinite(taken)
     if not finite.all():
         entry = int(finite.argmin())
-        refuse(entry, f"the value of index {places[entry]} is {taken[entry]}, no finite {dtype}")
+        refuse(entry, f"the value of index {places[entry]} is {taken[entry]}, not a finite {dtype}")
     return Block(rows, places, taken, labels.astype(np.float64))

@@ -1,4 +1,4 @@
-"""From other formats to the binary one: all ranks parse, and all write, with a bounded part of the samples in memory."""
+"""Conversion of other formats to the binary one: all ranks parse and write, in bounded memory."""
 
 from __future__ import annotations
 
@@ -44,41 +44,42 @@ def convert(
     on_read: Progress = None,
     on_written: Progress = None,
 ) -> Header:
-    """Write the samples of files to a binary file, which gets its name when it is whole; collective over ``comm``.
+    """Write the samples of files to a binary file, which appears under its name once complete. Collective over ``comm``.
 
-    A table is read twice, so that it need not fit into the memory. How its columns are encoded goes to ``OUT.columns.json``.
+    A table is read twice, so that it need not fit into memory. The encoding of its columns is written to ``OUT.columns.json``.
 
     Parameters
     ----------
     source : path or sequence of paths
-        Of any other format that :func:`~sparseallreduce.linear.load` reads, and named as there.
+        Files in any other format that :func:`~sparseallreduce.linear.load` reads, and named as there.
     out : path
-        In a folder that all ranks see.
+        File in a folder that all ranks share.
     comm : communicator
     n_features : int, optional
-        Dimension N; by default that of the file, or one more than the highest index.
+        Number of features, N; by default that of the file, or the highest index plus one.
     n_samples : int, optional
-        How many samples there must be.
+        Expected number of samples.
     zero_based : bool
         Whether indices in svmlight text count from 0.
     format, hash_bits
         As for :func:`~sparseallreduce.linear.load`.
     dtype : dtype
-        Of the values, float32 or float64.
+        Data type of the values, float32 or float64.
     target, features, drop, categorical, header, max_categories
-        Of a table, as for :func:`~sparseallreduce.linear.load`.
+        Options of tables, as for :func:`~sparseallreduce.linear.load`.
     on_read, on_written : callable, optional
-        Called with the bytes of the source that this rank has worked off, and of the result that it has written, since the last call.
+        Functions called with the number of bytes of the source that this rank has processed, and of the result that it has written, since
+        the last call.
 
     Returns
     -------
     Header
-        Of the result.
+        Header of the result.
 
     Raises
     ------
     DatasetError
-        On every rank alike.
+        On every rank.
     """
     table = table_reading(target, features, drop, categorical, header, max_categories)
     reading = Reading(format, hash_bits=hash_bits, table=table)
@@ -88,9 +89,9 @@ def convert(
         given: Any = {"n_features": n_features, "zero_based": zero_based, "dtype": dtype, "progress": on_read}
         samples = open_samples(files, comm, chosen, reading, **given)
         if samples.labels.named and samples.encoding is None:
-            shown = f"names of classes, as {samples.labels.example.decode()!r}"
+            shown = f"names of classes, such as {samples.labels.example.decode()!r}"
             remedy = "number the classes, or train on the source itself"
-            raise DatasetError(f"cannot write {out}: labels are {shown}, and the binary format has numbers alone: {remedy}")
+            raise DatasetError(f"cannot write {out}: labels are {shown}, but the binary format has only numbers: {remedy}")
         with BinaryWriter(out, comm, features=n_features or samples.features, dtype=dtype) as writer:
 
             def parse() -> None:

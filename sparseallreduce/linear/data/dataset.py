@@ -1,4 +1,4 @@
-"""The samples of one rank, as compressed sparse rows."""
+"""The samples of one rank as compressed sparse rows."""
 
 from __future__ import annotations
 
@@ -23,37 +23,37 @@ Array = NDArray[Any]
 
 
 class Rows(NamedTuple):
-    """Compressed sparse rows whose values may lie elsewhere, in any order: a batch. Read-only as in a :class:`Dataset`."""
+    """Compressed sparse rows of a batch, whose values may be stored elsewhere in any order. Read-only as in a :class:`Dataset`."""
 
     indptr: Array
     indices: Array
     values: Array
-    starts: Array  # where among the values those of each row begin
+    starts: Array  # position of each row's first value
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """The samples of one rank as compressed sparse rows, and where they stand among those of all ranks.
+    """The samples of one rank as compressed sparse rows, and their position among those of all ranks.
 
-    Samples are numbered over all ranks as they stand in the file, whatever the number of ranks. The arrays are read-only views of
-    those given, which may be a memory-mapped file: so compiled loops meet them in one form, wherever they come from. What is said
-    here of the arrays is checked, on all ranks at once, by the strategy that is made of them.
+    Samples are numbered over all ranks in the order of the file, for any number of ranks. The arrays are read-only views of
+    those given, which may be a memory-mapped file, so that compiled loops see one form of array. The requirements
+    below are checked on all ranks by the strategy that uses the data set.
     """
 
-    indptr: Array  # int64, samples of this rank + 1: where each sample begins among the non-zeros
-    indices: Array  # the feature of every non-zero, from 0, increasing within a sample; uint32, or uint64 above 2**32 features
-    values: Array  # float32, or float64 for training in that; one a non-zero
-    labels: Array  # float64, one a sample
-    features: int  # dimension N
+    indptr: Array  # int64, samples of this rank + 1: position of each sample's first non-zero
+    indices: Array  # feature of every non-zero, from 0, ascending within a sample; uint32, or uint64 above 2**32 features
+    values: Array  # float32, or float64 for training in float64; one per non-zero
+    labels: Array  # float64, one per sample
+    features: int  # number of features, N
     first_sample: int = 0  # number of this rank's first sample among all
-    total_samples: int = -1  # samples of all ranks; those of this rank if not given
-    source: str = "samples"  # what errors call them
-    weights: Array | None = None  # float64, what each sample's loss and gradient are multiplied by, at least 0; None for 1
-    zero_based: bool | None = None  # whether indices count from 0 in the text that it was read from; None if it was no svmlight text
-    names: tuple[str, ...] | None = None  # sorted, of the classes whose numbers labels are then, from 0; None if labels are what they are
-    pages: Pages | None = field(default=None, repr=False, compare=False)  # of a mapped file that is larger than the memory
-    encoding: Encoding | None = field(default=None, repr=False)  # how the columns of a table became features; None if it was none
-    dimension: int = 0  # N of the samples as they were given, where features are numbers of those that occur; 0 where they are not
+    total_samples: int = -1  # number of samples of all ranks; by default that of this rank
+    source: str = "samples"  # name of the samples in errors
+    weights: Array | None = None  # float64, at least 0: factor of each sample's loss and gradient; None for 1
+    zero_based: bool | None = None  # whether indices count from 0 in the svmlight text that was read; None for other formats
+    names: tuple[str, ...] | None = None  # sorted names of the classes, which labels number from 0; None if labels are numbers
+    pages: Pages | None = field(default=None, repr=False, compare=False)  # set for a mapped file that is larger than memory
+    encoding: Encoding | None = field(default=None, repr=False)  # encoding of the columns of a table; None for other formats
+    dimension: int = 0  # original N, if only the features that occur are numbered; 0 otherwise
 
     def __post_init__(self) -> None:
         for name in ("indptr", "indices", "values", "labels", "weights"):
@@ -64,46 +64,46 @@ class Dataset:
 
     @property
     def rows(self) -> int:
-        """Samples of this rank."""
+        """The number of samples of this rank."""
         return len(self.indptr) - 1
 
     @property
     def nnz(self) -> int:
-        """Non-zeros of this rank."""
+        """The number of non-zeros of this rank."""
         return len(self.values)
 
     @property
     def named_labels(self) -> Array:
-        """The labels of this rank's samples as they stand in the file: names of classes, if it has such, or numbers.
+        """The labels of this rank's samples as in the file: class names if there are any, otherwise numbers.
 
-        There must not be a sample without a label among named ones.
+        Samples with class names must all have a label.
         """
         return self.labels if self.names is None else np.array(self.names)[self.labels.astype(np.int64)]
 
     def to_scipy(self) -> csr_array:
-        """This rank's samples as a ``scipy.sparse.csr_array`` of shape (rows, features)."""
+        """Return this rank's samples as a ``scipy.sparse.csr_array`` of shape (rows, features)."""
         return csr_array((self.values, self.indices.astype(np.int64), self.indptr), shape=(self.rows, self.features))
 
     @classmethod
     def from_scipy(cls, samples: Any, labels: Any, *, first_sample: int = 0, total_samples: int = -1) -> Dataset:
-        """The data set of a ``scipy.sparse`` matrix or array, or a dense one, with a row a sample.
+        """Return the data set of a ``scipy.sparse`` matrix or array, or a dense one, with one row per sample.
 
-        Without ``first_sample`` and ``total_samples`` these are all samples there are. Where several ranks train, every one of them
-        gives the same, and takes its share of them: ranks that have samples of their own give them to :meth:`of_ranks`.
+        By default these are all samples. If several ranks train, each of them
+        passes the same, and takes its share; ranks with their own samples use :meth:`of_ranks`.
 
         Parameters
         ----------
         samples : scipy.sparse matrix or array, or ndarray, shape (samples, features)
-            Of numbers, which are taken as float32. Features of a row are sorted, and duplicates added up, where they have to be.
+            Numbers, which are converted to float32. The features of a row are sorted and duplicates are added, if necessary.
         labels : array-like, shape (samples,)
             Numbers.
         first_sample, total_samples : int, optional
-            Where ranks count their samples themselves: the number of this one's first, and the samples of all ranks.
+            For ranks with their own samples: the number of this rank's first sample, and the number of samples of all ranks.
 
         Raises
         ------
         DatasetError
-            If these are no numbers, or samples no matrix.
+            If these are not numbers, or samples are not a matrix.
 
         Examples
         --------
@@ -113,7 +113,7 @@ class Dataset:
         (array([1, 0], dtype=uint32), 2, 2)
         """
         rows = _compressed(samples)
-        with np.errstate(over="ignore"):  # what becomes infinite is refused where it is checked
+        with np.errstate(over="ignore"):  # later checks refuse infinite values
             values = rows.data.astype(np.float32)
         return cls(
             rows.indptr.astype(np.int64),
@@ -127,21 +127,21 @@ class Dataset:
 
     @classmethod
     def of_ranks(cls, samples: Any, labels: Any, comm: Any = None) -> Dataset:
-        """The data set that the samples of all ranks make up together, rank by rank; collective over ``comm``.
+        """Return the data set that consists of the samples of all ranks, rank by rank. Collective over ``comm``.
 
         Parameters
         ----------
         samples, labels
-            This rank's, as for :meth:`from_scipy`; there may be none.
+            Those of this rank, as for :meth:`from_scipy`, possibly none.
         comm : mpi4py.MPI.Intracomm or SERIAL, optional
             ``MPI.COMM_WORLD`` by default.
 
         Raises
         ------
         DatasetError
-            On all ranks alike, if the samples or labels of any rank cannot be trained on.
+            On all ranks, if the samples or labels of any rank are invalid.
         MismatchError
-            On all ranks alike, if two ranks that have samples give different numbers of features.
+            On all ranks, if two ranks with samples have different numbers of features.
 
         Examples
         --------
@@ -170,7 +170,7 @@ class Dataset:
 
 
 def features_of(dataset: Dataset, rows: Array) -> Array:
-    """The features of the non-zeros of some rows, one row after the other.
+    """Return the features of the non-zeros of some rows, one row after another.
 
     >>> features_of(Dataset(np.array([0, 2, 3]), np.uint32([1, 4, 2]), np.ones(3), np.ones(2), 5), np.array([1, 0]))
     array([2, 1, 4], dtype=uint32)
@@ -183,11 +183,11 @@ def features_of(dataset: Dataset, rows: Array) -> Array:
 
 
 def _compressed(samples: Any) -> csr_array:
-    """Samples as rows whose features increase."""
+    """Return samples as rows with ascending features."""
     try:
         rows = csr_array(samples.tocsr() if hasattr(samples, "tocsr") else samples)
     except (TypeError, ValueError) as error:
-        raise DatasetError(f"samples are no matrix of numbers: {error}") from None
+        raise DatasetError(f"samples are not a matrix of numbers: {error}") from None
     if rows.ndim != 2 or rows.dtype.kind not in "biuf":
         raise DatasetError(f"samples must be a matrix of real numbers, not {rows.ndim}-dimensional of {rows.dtype}")
     if not rows.has_canonical_format:
@@ -197,7 +197,7 @@ def _compressed(samples: Any) -> csr_array:
 
 
 def _numbers(labels: Any) -> Array:
-    """Labels as float64."""
+    """Return labels as float64."""
     try:
         given = np.asarray(labels)
         if given.dtype.kind in "USc":
@@ -208,7 +208,7 @@ def _numbers(labels: Any) -> Array:
 
 
 def read_only(array: Array) -> Array:
-    """A view of an array through which it cannot be changed."""
+    """Return a read-only view of an array."""
     view = array.view()
     view.flags.writeable = False
     return view

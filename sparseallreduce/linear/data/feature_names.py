@@ -1,7 +1,7 @@
-"""Names of hashed features: which words of a text became which feature, as Vowpal Wabbit's ``--invert_hash`` says.
+"""Dictionaries of hashed features, from words of a text to features, as written by Vowpal Wabbit's ``--invert_hash``.
 
-A dictionary is a text file with a line ``index<TAB>name`` for each name, in the order of indices from 0; names that are hashed alike have
-lines of their own. The file that ``vw --invert_hash`` writes is read as well.
+A dictionary is a text file with a line ``index<TAB>name`` for each name, in the order of indices from 0; names with the same hash have
+separate lines. The file that ``vw --invert_hash`` writes can be read too.
 """
 
 from __future__ import annotations
@@ -27,40 +27,40 @@ __all__ = ["feature_names", "read_names", "write_names"]
 
 _HASHED = ("vw", "text")
 _BY_NAME = Reading()
-_AT_ONCE = 1 << 16  # names that are hashed in one text
+_AT_ONCE = 1 << 16  # number of names hashed in one call
 _BLANKS = re.compile(rb"[ \t\r]+")
 _INVERTED = re.compile(r"(.*):([0-9]+):[^:]+")  # a line of vw --invert_hash: name, feature, weight
 
 
 @collective
 def feature_names(data: Data, comm: Any, features: int, reading: Reading = _BY_NAME) -> dict[str, int]:
-    """Return the names of the hashed features of files, and the feature of each; collective, on rank 0, and nothing on other ranks.
+    """Return the feature of each name in files of hashed features, on rank 0, and nothing on other ranks. Collective.
 
-    Names are words of plain text, and ``namespace^feature`` of Vowpal Wabbit's text, ``namespace^feature^word`` of its categories. The
-    files are read once more for it.
+    Names are the words of plain text, ``namespace^feature`` of Vowpal Wabbit's text, and ``namespace^feature^word`` of its categories. The
+    files are read again for that.
 
     Parameters
     ----------
     data : path or sequence of paths
-        As for :func:`~sparseallreduce.linear.load`, but no pipe.
+        As for :func:`~sparseallreduce.linear.load`, except pipes.
     comm : communicator
     features : int
-        A power of two.
+        Number of features, a power of two.
     reading : Reading, optional
-        How the files were read, if it was not by their names.
+        Options with which the files were read, if they were not read by their names.
 
     Raises
     ------
     DatasetError
-        On every rank alike, if the files are of another format, come by a pipe, or cannot be read.
+        On every rank, if the files have another format, are pipes, or cannot be read.
     """
     with source_of(data, comm) as source:
         if source.piped:
-            raise naming_option(f"{source} can be read once, and {{option}} reads it again: give a file", "names", "--names")
+            raise naming_option(f"{source} can be read only once, but {{option}} reads it again: give a file", "names", "--names")
         chosen = format_of(source, reading, comm)
         if chosen not in _HASHED:
-            said = f"{source} is of the format {chosen}, and {{option}} is of formats whose features are hashed, {' and '.join(_HASHED)}"
-            raise naming_option(said, "names", "--names")
+            reason = f"{source} has the format {chosen}, but {{option}} is for formats with hashed features, {' and '.join(_HASHED)}"
+            raise naming_option(reason, "names", "--names")
         words, numbered = _words_of(chosen, features)
 
         def own() -> dict[str, int]:
@@ -78,10 +78,10 @@ def feature_names(data: Data, comm: Any, features: int, reading: Reading = _BY_N
 
 
 def _words_of(chosen: str, features: int) -> tuple[Callable[[bytes], Iterable[Any]], Callable[[set[Any]], dict[str, int]]]:
-    """How to find the words of a text, and how to number those found."""
+    """Return a function that finds the words of a text, and one that numbers them."""
     if chosen == "vw":
         return _namespace_words, lambda found: _numbered_vw(sorted(found), features.bit_length() - 1)
-    from sklearn.feature_extraction.text import HashingVectorizer  # not before it is needed: it takes two seconds to load
+    from sklearn.feature_extraction.text import HashingVectorizer  # imported on demand, because it takes two seconds to load
 
     vectorizer = HashingVectorizer(n_features=features, norm=None, alternate_sign=False)
     analyze = vectorizer.build_analyzer()
@@ -98,7 +98,7 @@ def _words_of(chosen: str, features: int) -> tuple[Callable[[bytes], Iterable[An
 
 
 def _namespace_words(text: bytes) -> set[tuple[bytes, bytes]]:
-    """Namespaces and features of lines, without values that are numbers; of features without a name their number behind a colon."""
+    """Return namespaces and features of lines, without numeric values; unnamed features are their number after a colon."""
     found: set[tuple[bytes, bytes]] = set()
     for line in text.split(b"\n"):
         for part in line.split(b"|")[1:]:
@@ -117,14 +117,14 @@ def _namespace_words(text: bytes) -> set[tuple[bytes, bytes]]:
 
 
 def _numbered_vw(found: list[tuple[bytes, bytes]], bits: int) -> dict[str, int]:
-    """The features of words: what the parser makes of a text of a line a word."""
+    """Return the features of words, by parsing a text with one line per word."""
     names: dict[str, int] = {}
     for first in range(0, len(found), _AT_ONCE):
         some = found[first : first + _AT_ONCE]
         text = b"".join(b"1 |%s %s\n" % (namespace, b":1" if word.startswith(b":") else word) for namespace, word in some)
         rows = parsed(text, bits, False, np.dtype(np.float32))
         for (namespace, word), index in zip(some, rows.indices.tolist(), strict=True):
-            unnamed = word.startswith(b":")  # which are numbered from the first on
+            unnamed = word.startswith(b":")  # unnamed features are numbered from the first one on
             parts = [namespace, b"[%s]" % word[1:]] if unnamed else [namespace, *word.split(b":", 1)]
             name = "^".join(part.decode(errors="backslashreplace") for part in parts if part)
             names[name] = (index + int(word[1:])) % (1 << bits) if unnamed else index
@@ -132,18 +132,18 @@ def _numbered_vw(found: list[tuple[bytes, bytes]], bits: int) -> dict[str, int]:
 
 
 def write_names(path: str | os.PathLike[str], names: dict[str, int]) -> None:
-    """Write a dictionary, which appears under its name when it is complete; raise OSError if that cannot be."""
+    """Write a dictionary, which appears under its name when it is complete. Raise OSError on failure."""
     with atomic_file(path, "w") as file:
         file.writelines(f"{index}\t{name}\n" for name, index in sorted(names.items(), key=lambda each: (each[1], each[0])))
 
 
 def read_names(path: str | os.PathLike[str]) -> dict[int, str]:
-    """Return the name of each feature, counted from 0, that a dictionary has; names that are hashed alike with "or" between them.
+    """Return the name of each feature, counted from 0, in a dictionary; names with the same hash are joined by "or".
 
     Raises
     ------
     DatasetError
-        If there is no such file, or a line in it is none of a dictionary.
+        If the file does not exist, or has a line that is not one of a dictionary.
     """
     found: dict[int, list[str]] = {}
     inverted = False
@@ -159,9 +159,9 @@ def read_names(path: str | os.PathLike[str]) -> dict[int, str]:
                     inverted = True
                     found.setdefault(int(match[2]), []).append(match[1])
                 elif line and found and not inverted:
-                    raise DatasetError(f"{path}, line {number}, is none of a dictionary, index<TAB>name: {line[:60]!r}")
+                    raise DatasetError(f"{path}, line {number}, is not a line of a dictionary, index<TAB>name: {line[:60]!r}")
     except OSError as error:
         raise DatasetError(f"cannot read the names in {path}: {error.strerror}") from None
     if not found:
-        raise DatasetError(f"{path} is no dictionary of names, of lines index<TAB>name, nor of vw --invert_hash")
+        raise DatasetError(f"{path} is not a dictionary of names, with lines index<TAB>name or those of vw --invert_hash")
     return {index: " or ".join(names) for index, names in found.items()}

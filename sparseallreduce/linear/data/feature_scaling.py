@@ -1,4 +1,4 @@
-"""What makes SGD work on samples as they come: features on one scale, and learning rates that suit them."""
+"""Scaling of features and learning rates, so that SGD works on unscaled samples."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ __all__ = [
 
 Array = NDArray[Any]
 
-_APART = 1.0  # standard deviation of the logarithms of typical values, above which columns have different units
-_LARGE = np.log(1e18)  # the squares of smaller numbers are finite in float32
-_ROWS = 1024  # of a rank that the largest eigenvalue is estimated from
-_ITERATIONS = 30  # of the power method; the quotient of the largest eigenvalues raised to twice that is what is left of the error
+_APART = 1.0  # standard deviation of the logarithms of typical values above which columns have different units
+_LARGE = np.log(1e18)  # squares of smaller numbers are finite in float32
+_ROWS = 1024  # number of rows per rank from which the largest eigenvalue is estimated
+_ITERATIONS = 30  # of the power method; its error decreases by the squared ratio of the two largest eigenvalues in each
 
 
 def feature_magnitudes(dataset: Dataset, comm: Any, before: Array | None = None) -> Array:
-    """The largest magnitude of every feature on any rank, and in ``before``; zero if it does not occur. Collective over ``comm``."""
+    """Return the largest magnitude of every feature on any rank, and in ``before``; zero if it does not occur. Collective."""
     largest = np.zeros(dataset.features, dataset.values.dtype) if before is None else before.astype(dataset.values.dtype)
     raise_to_magnitudes(dataset.indices, dataset.values, largest)
     return allreduce(SparseStream.from_dense(largest), comm, op="max").to_dense() if comm.size > 1 else largest
 
 
 def feature_scales(magnitudes: Array) -> Array:
-    """The power of two at or next above every magnitude, by which division is exact; 1 for features that do not occur.
+    """Return the power of two at or above every magnitude, by which division is exact; 1 for features that do not occur.
 
     >>> feature_scales(np.array([1.0, 5.0, 0.0, 0.3]))
     array([1. , 8. , 1. , 0.5])
@@ -59,16 +59,17 @@ def feature_scales(magnitudes: Array) -> Array:
 
 
 def scaled(dataset: Dataset, scales: Array) -> Dataset:
-    """The data set with every feature divided by its scale; itself if all scales are one, as for features of zeros and ones."""
+    """Return the data set with every feature divided by its scale, or the data set itself if all scales are 1."""
     if (scales == 1).all():
         return dataset
     return replace(dataset, values=dataset.values / scales[dataset.indices])
 
 
 def raised(dataset: Dataset, magnitudes: Array, comm: Any) -> tuple[Array, Array]:
-    """The features, increasing, of which some rank's samples are larger than the magnitudes so far; and their magnitudes then.
+    """Return the features, ascending, with larger values than the magnitudes so far on any rank, and their new magnitudes.
 
-    Collective over ``comm``, where all ranks have these magnitudes. It costs what the samples have non-zeros, not what there are features.
+    Collective over ``comm``; all ranks pass the same magnitudes. The cost depends on the non-zeros of the samples, not on the number of
+    features.
     """
 
     def own() -> SparseStream:
@@ -90,22 +91,21 @@ def raised(dataset: Dataset, magnitudes: Array, comm: Any) -> tuple[Array, Array
 
 
 def scaled_by_entry(dataset: Dataset, magnitudes: Array) -> Dataset:
-    """As :func:`scaled` by the scales of these magnitudes, which are worked out for the features of the samples alone."""
+    """Do the work of :func:`scaled` for these magnitudes, computing scales only for the features of the samples."""
     scales = feature_scales(magnitudes[dataset.indices])
     return dataset if (scales == 1).all() else replace(dataset, values=dataset.values / scales)
 
 
 def sample_moments(dataset: Dataset, comm: Any) -> Array:
-    """Sums over the samples of all ranks, each by what it counts: of one, the squares of its values, its label, the square of that.
+    """Return weighted sums over the samples of all ranks: their weight, squared values, label, and squared label.
 
-    Collective over ``comm``; float64 of shape (4,). Sums of calls for different samples can be added.
+    Collective over ``comm``; float64 of shape (4,). Results for different samples can be added.
 
     Raises
     ------
     DatasetError
-        On all ranks alike, if a sum of squares is no finite number.
+        On all ranks, if a sum of squares is not finite.
     """
-
 
     def own() -> list[float]:
         counts = np.ones(dataset.rows) if dataset.weights is None else dataset.weights.astype(np.float64, copy=False)
@@ -121,18 +121,18 @@ def sample_moments(dataset: Dataset, comm: Any) -> Array:
 
 
 def adaptive_rate_unit(moments: Array, intercept: float, in_units_of_labels: bool) -> float:
-    """What to multiply learning rates of adaptive weights by, so that the same ones suit any samples.
+    """Return a factor for learning rates of adaptive weights, so that the same rates suit any samples.
 
-    A first step of rate r moves each weight of a sample by r, whatever the gradient, and by this unit a typical sample's score by up to
-    r times its length times the spread of the labels, where scores have their units. Six digits, so that it does not depend on how
-    the samples are shared out.
+    A first step of rate r changes each weight of a sample by r, whatever the gradient. With this factor it changes a typical sample's score
+    by up to r; if scores have the units of the labels, by up to r times the spread of the labels. Rounded to six digits, so that it does
+    not depend on the distribution of the samples.
 
     Parameters
     ----------
     moments : ndarray
-        Of :func:`sample_moments`.
+        The result of :func:`sample_moments`.
     intercept : float
-        The value of a further feature that every sample has; 0 if there is none.
+        Value of the constant feature of the intercept; 0 if there is none.
     in_units_of_labels : bool
         Whether scores have the units of the labels.
 
@@ -151,23 +151,23 @@ def adaptive_rate_unit(moments: Array, intercept: float, in_units_of_labels: boo
 
 
 def rate_unit(update: str, moments: Array, intercept: float, in_units_of_labels: bool) -> float:
-    """What to multiply learning rates of an update other than "sgd" by: :func:`adaptive_rate_unit`, and of "arow" its square.
+    """Return a factor for the learning rates of "ftrl", :func:`adaptive_rate_unit`, or of "arow", its square.
 
-    So a rate of one means AROW's r is the mean square of the samples' lengths: 1, as in the paper, where they have unit length.
+    So a rate of one means that AROW's r is the mean squared length of the samples: 1, as in the paper, if they have unit length.
     """
     unit = adaptive_rate_unit(moments, intercept, in_units_of_labels)
     return float(f"{unit**2:.6g}") if update == "arow" else unit
 
 
 def typical_value(moments: Array, nonzeros: int) -> float:
-    """The root of the mean square of the values that are not zero, of six digits; 1 if there are none.
+    """Return the root mean square of the non-zero values, rounded to six digits; 1 if there are none.
 
     Parameters
     ----------
     moments : ndarray
-        Of :func:`sample_moments`.
+        The result of :func:`sample_moments`.
     nonzeros : int
-        Of the samples of all ranks.
+        Number of non-zeros in the samples of all ranks.
 
     Examples
     --------
@@ -178,16 +178,18 @@ def typical_value(moments: Array, nonzeros: int) -> float:
 
 
 def gradient_unit(moments: Array, nonzeros: int, batch: int) -> float:
-    """What a single sample adds to an entry of the mean gradient of a batch, by a typical value and a slope of one; of six digits.
+    """Return the size of a single sample's contribution to an entry of a batch's mean gradient, for a typical value and a slope of 1.
+
+    Rounded to six digits.
 
     Parameters
     ----------
     moments : ndarray
-        Of :func:`sample_moments`.
+        The result of :func:`sample_moments`.
     nonzeros : int
-        Of the samples of all ranks.
+        Number of non-zeros in the samples of all ranks.
     batch : int
-        Samples of all ranks in a step.
+        Number of samples of all ranks per step.
 
     Examples
     --------
@@ -198,18 +200,19 @@ def gradient_unit(moments: Array, nonzeros: int, batch: int) -> float:
 
 
 def units_differ(table: Array, share: float = 1.0) -> bool:
-    """Return True if the typical values of columns are so far apart that their units must differ.
+    """Return True if the typical values of columns differ so much that their units must differ.
 
-    The root mean squares of the non-zeros of all columns are compared: the standard deviation of their logarithms is above one, where each
-    column counts by its non-zeros. It is 0.4 of the pixels of digits, 0.5 of counts of words or tf-idf, 0 of zeros and ones, and 2 to 6 of
-    statistics and measurements. Columns whose typical value is above 1e18, or no finite number, are in a unit of their own in any case.
+    The root mean squares of the non-zeros of the columns are compared: units differ if the standard deviation of their logarithms, weighted
+    by the number of non-zeros, is above one. It is 0.4 for the pixels of digits, 0.5 for word counts or tf-idf, 0 for zeros and ones, and 2
+    to 6 for statistics and measurements. Columns with a typical value above 1e18, or one that is not finite, always have a unit of their
+    own.
 
     Parameters
     ----------
     table : ndarray, shape (columns, 4)
-        What the non-zeros of each column count, how many there are, and the sums of their values and of the squares of these.
+        Weight and number of the non-zeros of each column, and the sums of their values and squared values.
     share : float
-        Of the deviation that is asked for.
+        Factor of the required deviation.
 
     Examples
     --------
@@ -230,7 +233,7 @@ def units_differ(table: Array, share: float = 1.0) -> bool:
 
 
 def units_differ_in(dataset: Dataset, comm: Any) -> bool:
-    """Return True if the columns of all ranks' samples have different units, see :func:`units_differ`; collective over ``comm``."""
+    """Return True if the columns of all ranks' samples have different units, see :func:`units_differ`. Collective over ``comm``."""
     begin, end = int(dataset.indptr[0]), int(dataset.indptr[-1])
     values = dataset.values[begin:end]
     ranks = gather(comm, (bool((values == 1).all()), float(values[0]) if len(values) and (values == values[0]).all() else None))
@@ -244,7 +247,7 @@ def units_differ_in(dataset: Dataset, comm: Any) -> bool:
 
 
 def _columns(dataset: Dataset, values: Array) -> tuple[Array, Array]:
-    """The features that occur in this rank's samples, and what :func:`units_differ` asks of each."""
+    """Return the features that occur in this rank's samples, and their rows of the table for :func:`units_differ`."""
     begin, end = int(dataset.indptr[0]), int(dataset.indptr[-1])
     indices, size, features = read_only(dataset.indices[begin:end]), dataset.features, np.empty(0, dataset.indices.dtype)
     if size > len(values):
@@ -260,21 +263,21 @@ def _columns(dataset: Dataset, values: Array) -> tuple[Array, Array]:
 
 
 def largest_eigenvalue(dataset: Dataset, intercept: bool, comm: Any) -> float:
-    """The largest eigenvalue of the mean of ``x x^T``, estimated from some samples of every rank; collective over ``comm``.
+    """Return an estimate of the largest eigenvalue of the mean of ``x x^T``, from some samples of every rank. Collective over ``comm``.
 
-    A loss whose second derivative by the score is at most c curves by at most c times that in any direction, and gradient descent
-    is stable up to twice the inverse of it.
+    If the second derivative of a loss with respect to the score is at most c, the curvature in any direction is at most c times the
+    eigenvalue, and gradient descent is stable for rates up to twice the inverse.
 
     Parameters
     ----------
     dataset : Dataset
     intercept : bool
-        Whether every sample has a further feature of value one.
+        Whether every sample has an additional feature of value one.
 
     Raises
     ------
     DatasetError
-        On all ranks alike, if the squares of values are no finite numbers.
+        On all ranks, if the squares of values are not finite.
     """
     rows = np.unique(np.linspace(0, dataset.rows - 1, min(dataset.rows, _ROWS)).astype(np.int64))
     counts = np.ones(len(rows)) if dataset.weights is None else dataset.weights[rows]
@@ -290,7 +293,7 @@ def largest_eigenvalue(dataset: Dataset, intercept: bool, comm: Any) -> float:
 
 
 def _rows(dataset: Dataset, rows: Array) -> csr_array:
-    """Some rows, without the columns that none of them has."""
+    """Return some rows, without columns that none of them has."""
     lengths = dataset.indptr[rows + 1] - dataset.indptr[rows]
     ends = np.cumsum(lengths)
     entries = np.arange(ends[-1]) + np.repeat(dataset.indptr[rows] - (ends - lengths), lengths)
@@ -300,7 +303,7 @@ def _rows(dataset: Dataset, rows: Array) -> csr_array:
 
 def _by_power_method(samples: csr_array, counts: Array, intercept: bool) -> float:
     share, columns = counts / counts.sum(), samples.T
-    # Feature by feature different, so that no symmetry of the data makes it orthogonal to what is sought.
+    # All entries differ, so that no symmetry of the data makes it orthogonal to the eigenvector.
     direction = 1 + np.random.default_rng(0).random(samples.shape[1] + 1)
     direction[-1] *= intercept
     length = float(np.linalg.norm(direction))

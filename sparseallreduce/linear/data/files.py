@@ -1,4 +1,4 @@
-"""Files of samples: opening them, by way of a cache or not, and errors that name them."""
+"""Opening files of samples, possibly through a cache, with errors that name them."""
 
 from __future__ import annotations
 
@@ -35,29 +35,29 @@ Progress = Callable[[int], object] | None
 
 
 def open_text(path: PathLike, mode: str = "rb") -> BinaryIO:
-    """The bytes of a text file, compressed or decompressed as its suffix says: ``.gz``, ``.bz2``, ``.xz``, ``.zst``, any other plain.
+    """Open a text file, compressed if its suffix is ``.gz``, ``.bz2``, ``.xz`` or ``.zst``.
 
-    What is written depends on nothing but the bytes.
+    Written files depend only on their content.
     """
     openers: dict[str, Callable[..., Any]] = {".gz": _open_gzip, ".bz2": bz2.open, ".xz": lzma.open, ".zst": open_zstd}
     return cast(BinaryIO, openers.get(Path(path).suffix, open)(path, mode))
 
 
 def _open_gzip(path: PathLike, mode: str) -> gzip.GzipFile:
-    """Without the time and the file's name, which gzip writes before the rest."""
+    """Open a gzip file, without writing the time and the name into its header."""
     raw = open(path, mode)  # noqa: SIM115 - closed with the other
     file = gzip.GzipFile("", mode, fileobj=raw, mtime=0)
-    file.myfileobj = raw  # type: ignore[assignment]  # any file will do
+    file.myfileobj = raw  # type: ignore[assignment]  # GzipFile closes it, whatever its type
     return file
 
 
 def first_bytes(path: PathLike, count: int) -> bytes:
-    """So many bytes from the beginning of a file, or all if it has fewer.
+    """Return the first ``count`` bytes of a file, or all if it has fewer.
 
     Raises
     ------
     DatasetError
-        If it cannot be read, or is no regular file: a device may have no end.
+        If it cannot be read, or is not a regular file: a device may have no end.
     """
     with readable(path):
         mode = os.stat(path).st_mode
@@ -68,7 +68,7 @@ def first_bytes(path: PathLike, count: int) -> bytes:
 
 
 def open_input(path: PathLike) -> BinaryIO:
-    """A file of samples, open for reading.
+    """Open a file of samples for reading.
 
     Raises
     ------
@@ -78,7 +78,7 @@ def open_input(path: PathLike) -> BinaryIO:
 
 
 class Piped:
-    """Name a file in which rank 0 alone has what has come by a pipe; errors show the name of the pipe."""
+    """The name of a file in which rank 0 has stored the content of a pipe. Errors show the name of the pipe."""
 
     def __init__(self, name: str, copy: str) -> None:
         self._name, self._copy = name, copy
@@ -91,7 +91,7 @@ class Piped:
 
 
 class CachedInput:
-    """A file on a slow store, of which ranks read what is in a cache of their host, and bring there what is not: a path by another name."""
+    """A file on a slow store, which ranks read through a cache of their host that keeps what has been read."""
 
     def __init__(self, path: PathLike, cache: DataCache, version: FileVersion) -> None:
         self._path, self._cache, self._version = os.fspath(path), cache, version
@@ -103,12 +103,13 @@ class CachedInput:
         return self._path
 
     def opened(self) -> CachedFile:
+        """Open the file."""
         return CachedFile(self._path, self._cache, self._version)
 
 
 @contextmanager
 def readable(path: PathLike) -> Iterator[None]:
-    """Every failure to open, read or decompress a file is a DatasetError that names it."""
+    """Turn every failure to open, read or decompress a file into a DatasetError that names it."""
     try:
         yield
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
@@ -118,7 +119,7 @@ def readable(path: PathLike) -> Iterator[None]:
 
 @contextmanager
 def written(path: Path) -> Iterator[None]:
-    """Every failure to write a file is a DatasetError that names it."""
+    """Turn every failure to write a file into a DatasetError that names it."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Files that are no text of samples though they are given for it: archives, UTF-16, and others that are known by their first bytes."""
+"""Detection of files that are given as text but are not: archives, UTF-16, and others that their first bytes identify."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from sparseallreduce.linear.data.reading import what_is_read
 
 __all__ = ["check_text"]
 
-_HEAD = 512  # bytes that are looked at: a tar archive names itself at 257
+_HEAD = 512  # number of bytes to examine: tar archives have their name at byte 257
 _UNPACK = "unpack it, and give the files in it"
 _DECOMPRESS = "decompress it, or compress it by gzip, bzip2, xz or zstd instead"
 _TAR = "a tar archive"
 
-# What files are by their first bytes, and what to do.
+# Formats by the first bytes of a file, and the remedy.
 _BEGINNINGS: dict[bytes, tuple[str, str]] = {
     b"PK\x03\x04": ("a zip archive", _UNPACK),
     b"PK\x05\x06": ("a zip archive", _UNPACK),
@@ -38,7 +38,7 @@ _BEGINNINGS: dict[bytes, tuple[str, str]] = {
     b"ORC": ("an ORC file", "write its samples as svmlight text, .npz or Parquet"),
     MAGIC: ("our binary format, compressed", "decompress it"),
 }
-# What files are by the endings of their names.
+# Formats by the end of a file's name, and the remedy.
 _ENDINGS: dict[str, tuple[str, str]] = {
     ".zip": ("a zip archive", _UNPACK),
     ".7z": ("a 7z archive", _UNPACK),
@@ -50,7 +50,7 @@ _ENDINGS: dict[str, tuple[str, str]] = {
     },
     **{ending: (f"compressed by {name}", _DECOMPRESS) for ending, name in ((".br", "brotli"), (".snappy", "snappy"), (".sz", "snappy"))},
 }
-# Likewise, of files of samples that are not read.
+# Unsupported formats of samples by the end of a file's name.
 _UNREAD: dict[str, str] = {
     **dict.fromkeys((".json", ".jsonl", ".ndjson"), "JSON"),
     **dict.fromkeys((".xlsx", ".xls", ".ods"), "a spreadsheet"),
@@ -58,28 +58,28 @@ _UNREAD: dict[str, str] = {
     **dict.fromkeys((".pkl", ".pickle"), "a pickle"),
     ".orc": "ORC", ".avro": "Avro", ".dta": "of Stata", ".sav": "of SPSS", ".sas7bdat": "of SAS", ".arff": "ARFF", ".mat": "of MATLAB",
 }
-_PRINTED = re.compile(rb"[\x09-\x0d\x20-\x7e]")  # what follows the word that such a file begins with, if it is the word of a text
+_PRINTED = re.compile(rb"[\x09-\x0d\x20-\x7e]")  # if this follows an alphanumeric signature, the file is text that starts with that word
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 _WIDE = (b"\xff\xfe\0\0", b"\0\0\xfe\xff", b"\xff\xfe", b"\xfe\xff")  # byte-order marks of UTF-32 and UTF-16
 
 
-def check_text(path: PathLike, said: bool) -> None:
-    """Refuse a file that is to be read as text, and is none by its first bytes, compressed or not, or by its name.
+def check_text(path: PathLike, declared: bool) -> None:
+    """Raise an error for a file to be read as text that is something else by its first bytes, compressed or not, or by its name.
 
     Parameters
     ----------
     path : path
-    said : bool
-        Whether the user has said that it is text: its name does not matter then.
+    declared : bool
+        Whether the user has declared it to be text, so that its name does not matter.
 
     Raises
     ------
     DatasetError
-        That says what it is, and what to do; or if it cannot be read.
+        With what the file is and the remedy, or if it cannot be read.
     """
     with opened_text(path) as text:
         head = text.read(_HEAD)
-    found = _by_content(head) or (None if said or not head else _by_name(str(path)))
+    found = _by_content(head) or (None if declared or not head else _by_name(str(path)))
     if found is not None:
         what, remedy = found
         raise DatasetError(f"cannot read {path}: it is {what}: {remedy}")
@@ -100,11 +100,11 @@ def _by_content(head: bytes) -> tuple[str, str] | None:
 
 
 def _encoding(head: bytes) -> str | None:
-    """The encoding of text whose characters take two or four bytes each, if it is such text."""
+    """Return the encoding of text with characters of two or four bytes, or None for other text."""
     mark = next((mark for mark in _WIDE if head.startswith(mark)), None)
     if mark is not None:
         return "UTF-32" if len(mark) == 4 else "UTF-16"
-    # Without a mark: every other byte is none of a text's.
+    # Without a byte-order mark, every other byte is zero.
     shown = head[: min(len(head), 64) // 4 * 4]
     if len(shown) >= 8:
         for name, pattern in (("UTF-16LE", rb"([^\0]\0)+"), ("UTF-16BE", rb"(\0[^\0])+")):

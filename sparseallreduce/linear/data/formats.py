@@ -1,4 +1,4 @@
-"""Which reader the files of a data set take, by their names, their first bytes, or what the user says."""
+"""Choice of the reader for the files of a data set, by their names, their first bytes, or the user's option."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ _TEXTS = ("svmlight", "vw", "text", "csv", "tsv")
 
 
 class Samples(NamedTuple):
-    """The samples of a data set that are this rank's."""
+    """The samples of a data set that belong to this rank."""
 
     blocks: Generator[Block]
-    features: int | None  # as many as the files say, None if one more than the highest index
-    labels: Labels = PLAIN  # what labels look like; of names, those that were found once all blocks have been read
-    encoding: Encoding | None = None  # of a table, how its columns become features
+    features: int | None  # number of features given by the files; None means the highest index plus one
+    labels: Labels = PLAIN  # form of the labels; names are complete once all blocks have been read
+    encoding: Encoding | None = None  # encoding of the columns of a table
 
 
 def format_of(source: Source, reading: Reading, comm: Any) -> str:
-    """The format of a data set, a key of :data:`FORMATS`; collective over ``comm``.
+    """Return the format of a data set, a key of :data:`FORMATS`. Collective over ``comm``.
 
     Raises
     ------
     DatasetError
-        On every rank alike, if a file cannot be read, is of another format than is said, or than the other files are, or none that is read.
+        On every rank, if a file cannot be read, has another format than declared or than the other files, or an unsupported one.
     """
     formats = source.each(comm, lambda part: _format(part, reading))
     for part, format in zip(source.parts, formats):
         if format != formats[0]:
-            both = f"{source.parts[0]} is of the format {formats[0]} and {part} of the format {format}"
-            remedy = "convert each, or say by {option} what they are"
-            raise naming_option(f"{both}, and the files of a data set must be alike: {remedy}", "format", "--format")
+            both = f"{source.parts[0]} has the format {formats[0]} and {part} the format {format}"
+            remedy = "convert them, or set their format by {option}"
+            raise naming_option(f"{both}, but the files of a data set must have the same: {remedy}", "format", "--format")
     return formats[0]
 
 
@@ -61,23 +61,23 @@ def _format(path: PathLike, reading: Reading) -> str:
     binary = is_binary(path)
     chosen = reading.format or ("binary" if binary else _by_name(str(path), reading.table.names_columns))
     if isinstance(path, Piped) and (binary or chosen not in _TEXTS):
-        raise DatasetError(f"cannot read {path} as {chosen}: text alone comes that way, {', '.join(_TEXTS)}; give a file")
+        raise DatasetError(f"cannot read {path} as {chosen}: pipes are only for text, {', '.join(_TEXTS)}; give a file")
     if binary != (chosen == "binary"):
-        said = f"{path} is {'' if binary else 'not '}in the binary format, and {{option}} says {reading.format}"
-        raise naming_option(said, "format", "--format")
+        reason = f"{path} is {'' if binary else 'not '}in the binary format, but {{option}} is {reading.format}"
+        raise naming_option(reason, "format", "--format")
     if chosen in _TEXTS:
         check_text(path, reading.format is not None)
     if reading.table.names_columns and chosen not in TABLES:
-        said = f"{path} is of the format {chosen}, which has no columns with names, as {{option}} asks for"
+        reason = f"{path} has the format {chosen}, which has no named columns, but {{option}} needs them"
         given = "target" if reading.table.target is not None else "encoding" if reading.table.encoding is not None else "features"
         if given == "encoding":
             return chosen
-        raise naming_option(f"{said}: tables are {', '.join(TABLES)}", given, f"--{given}")
+        raise naming_option(f"{reason}: tables are {', '.join(TABLES)}", given, f"--{given}")
     return chosen
 
 
 def _by_name(name: str, names_columns: bool) -> str:
-    """The format by the ending of a name; of text whose ending says none, or plain text, a table if a column is named."""
+    """Return the format by the end of a name; if that is unknown or plain text, a table if a column is named."""
     name = os.path.basename(name).lower()
     for suffix in _COMPRESSED:
         name = name.removesuffix(suffix)
@@ -98,23 +98,23 @@ def open_samples(
     progress: Progress = None,
     keep: bool = False,
 ) -> Samples:
-    """This rank's samples of files of a format, but for the binary one; collective over ``comm``.
+    """Open files in a given format, except the binary one, and return this rank's samples. Collective over ``comm``.
 
     Parameters
     ----------
     chosen : str
-        The format.
+        Format of the files.
     n_features : int, optional
-        Indices must be below it.
+        Number of features; indices must be below it.
     zero_based : bool
-        Of svmlight text, whether indices count from 0.
+        Whether indices of svmlight text count from 0.
     keep : bool
-        Of a table, whether to keep its values in memory until all ranks have agreed on their encoding, rather than to read it twice.
+        Whether to keep a table in memory until all ranks have agreed on its encoding, instead of reading it twice.
 
     Raises
     ------
     DatasetError
-        Here on every rank alike; from the generator on the rank that reads what is wrong.
+        On every rank from this call; from the generator only on the rank that reads the fault.
     """
     given: Any = {"dtype": dtype, "progress": progress}
     if is_table(source, comm, chosen, reading):

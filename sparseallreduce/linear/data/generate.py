@@ -1,8 +1,8 @@
 """Synthetic classification data, as svmlight text or binary: uniform, or like the URL and Webspam sets of thesis table 5.1.
 
-A sample is made in three steps: draw features with repetition from the kind's distribution, drop the repetitions, give the features
-their values. Its label is the sign of a sparse linear model of these values plus noise. Samples come in chunks of bounded
-size, each from its own seed, so that a file depends on nothing but its arguments, and ranks can share the chunks of a binary file.
+A sample is generated in three steps: draw features with repetition from the kind's distribution, drop repetitions, and give the features
+values. Its label is the sign of a sparse linear model of these values plus noise. Samples are generated in chunks of bounded
+size, each with its own seed, so that a file depends only on its arguments, and ranks can share the chunks of a binary file.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ __all__ = ["BINARY_SUFFIX", "KINDS", "Kind", "generate"]
 
 Array = NDArray[Any]
 
-BINARY_SUFFIX = ".csr"  # of a file that is to be written in the binary format
+BINARY_SUFFIX = ".csr"  # suffix of files in the binary format
 
-_CHUNK = 2_000_000  # draws made at once
-_MICRO = 1_000_000  # values are written with six decimals, and held as whole millionths
+_CHUNK = 2_000_000  # number of draws per chunk
+_MICRO = 1_000_000  # values are written with six decimals, and stored as integer millionths
 _DENSE_FEATURES = 64  # the most frequent features of the URL set are real numbers
-_NOISE = 0.1  # standard deviation of the noise, in those of the true model's score
+_NOISE = 0.1  # standard deviation of the noise, relative to that of the true model's score
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What the samples of one kind of data set look like."""
+    """The distribution of one kind of data set."""
 
-    samples: int  # by default
-    features: int  # dimension N, by default
-    nonzeros: float  # of a sample, on average
-    spread: float  # draws of a sample lie within 1 -/+ spread of their mean
-    power_law: bool  # whether the feature of rank r is drawn in proportion to 1/r; otherwise all alike
-    scattered: bool  # whether frequent features stand anywhere; otherwise features are numbered by frequency
-    values: str  # "ones", "mixed" (ones, but for the most frequent features) or "unit" (samples of length 1)
-    positive: float  # share of samples of class +1
-    informative: int  # how many of the most frequent features the true model takes its own from
+    samples: int  # default number of samples
+    features: int  # default number of features, N
+    nonzeros: float  # mean number of non-zeros per sample
+    spread: float  # the number of draws of a sample is within 1 -/+ spread of the mean, as a factor
+    power_law: bool  # whether the feature of rank r is drawn in proportion to 1/r; otherwise all features are equally likely
+    scattered: bool  # whether frequent features have scattered numbers; otherwise features are numbered by frequency
+    values: str  # "ones", "mixed" (ones, except for the most frequent features) or "unit" (samples of length 1)
+    positive: float  # fraction of samples of class +1
+    informative: int  # number of most frequent features from which those of the true model are chosen
 
 
-#: The kinds by name. Both sets of the thesis have their true sizes and mean numbers of non-zeros.
+#: The kinds by name. Those like the sets of the thesis have their sizes and mean numbers of non-zeros.
 KINDS = {
     "uniform": Kind(100_000, 100_000, 100.0, 0.0, False, False, "ones", 0.5, 100_000),
     "url-like": Kind(2_396_130, 3_231_961, 115.6, 0.5, True, False, "mixed", 0.33, 1_000),
@@ -60,12 +60,12 @@ KINDS = {
 
 
 class _Chunk(NamedTuple):
-    """Some consecutive samples."""
+    """Consecutive samples."""
 
-    positive: Array  # bool, one a sample
+    positive: Array  # bool, one per sample
     indptr: Array  # int64, samples + 1
     indices: Array  # uint32
-    micros: Array  # int32: the values in whole millionths
+    micros: Array  # int32: values in millionths
 
 
 @collective
@@ -87,24 +87,24 @@ def generate(
     kind : str
         A key of :data:`KINDS`.
     out : path
-        Of the binary format if it ends in ``.csr``, and else svmlight text, compressed if it ends in ``.gz``, ``.bz2`` or ``.xz``.
+        Output file: in the binary format if it ends in ``.csr``, otherwise svmlight text, compressed for ``.gz``, ``.bz2`` or ``.xz``.
     samples, features : int, optional
         By default those of the kind.
     density : float, optional
-        Non-zeros of a sample as a share of the features, by default from the kind's number of non-zeros.
+        Non-zeros of a sample as a fraction of the features, by default from the kind's number of non-zeros.
     seed : int
-        The same arguments give the same bytes.
+        Seed; the same arguments give the same bytes.
     comm : communicator, optional
-        Of the ranks that share the work; text is written by rank 0 alone.
+        Communicator of the ranks that share the work; text is written by rank 0 only.
     progress : callable, optional
-        Called with the number of samples that this rank has made since the last call.
+        Function called with the number of samples that this rank has generated since the last call.
 
     Raises
     ------
     ValueError
         If a size is not positive or a density outside (0, 0.5].
     DatasetError
-        If the file cannot be written; on every rank alike.
+        On every rank, if the file cannot be written.
     """
     chosen = _chosen(KINDS[kind], samples, features, density)
     path = Path(out)
@@ -149,7 +149,7 @@ def _write_text(path: Path, kind: Kind, seed: int, progress: Callable[[int], obj
 
 
 def _chunks(kind: Kind, seed: int, rank: int, ranks: int) -> Iterator[_Chunk]:
-    """A rank's share of the samples of a data set, chunk by chunk."""
+    """Yield a rank's share of the samples of a data set, chunk by chunk."""
     step = _step(kind.features) if kind.scattered else 1
     truth = _true_model(kind, step, np.random.default_rng((seed, 0)))
     draws = _draws(kind)
@@ -157,9 +157,9 @@ def _chunks(kind: Kind, seed: int, rank: int, ranks: int) -> Iterator[_Chunk]:
     count = -(-kind.samples // rows)
     mine = range(count * rank // ranks, count * (rank + 1) // ranks)
     deviation = threshold = 0.0
-    for number in dict.fromkeys((0, *mine)):  # the first tells how scores are distributed
+    for number in dict.fromkeys((0, *mine)):  # the first chunk determines the distribution of scores
         rng = np.random.default_rng((seed, number + 1))
-        # The last chunk is drawn in full as well: a shorter file is the beginning of a longer one.
+        # The last chunk is drawn in full too, so that a shorter file is a prefix of a longer one.
         indices, starts = _distinct_draws(kind, step, draws, rows, rng)
         micros = _values(kind, indices, starts, rng)
         scores = np.add.reduceat(truth[indices] * micros, starts)
@@ -175,7 +175,7 @@ def _chunks(kind: Kind, seed: int, rank: int, ranks: int) -> Iterator[_Chunk]:
 
 
 def _step(features: int) -> int:
-    """How far apart, modulo N, features of consecutive ranks stand: without a common divisor, so that each has a place of its own."""
+    """Return the distance, modulo N, of features of consecutive ranks; it is coprime to N, so that no two features collide."""
     step = round(features * 0.618)
     while math.gcd(step, features) != 1:
         step += 1
@@ -183,7 +183,7 @@ def _step(features: int) -> int:
 
 
 def _true_model(kind: Kind, step: int, rng: np.random.Generator) -> Array:
-    """Normally distributed weights on a quarter of the informative features, zero on all others."""
+    """Return normally distributed weights for a quarter of the informative features, and zero for all others."""
     weights = np.zeros(kind.features, np.float32)
     informative = min(kind.informative, kind.features)
     chosen = rng.choice(informative, size=-(-informative // 4), replace=False)
@@ -192,8 +192,8 @@ def _true_model(kind: Kind, step: int, rng: np.random.Generator) -> Array:
 
 
 def _draws(kind: Kind) -> float:
-    """How many draws a sample takes, on average, for the wanted number of distinct features: found by halving."""
-    # Of very many features, those of high rank are taken together in groups that are drawn about equally often.
+    """Return the mean number of draws per sample that gives the wanted number of distinct features, found by bisection."""
+    # With very many features, those of high rank are combined in groups of about equal probability.
     edges = np.unique(np.concatenate([np.arange(10_000), np.geomspace(10_000, kind.features, 1_000).round()]))
     edges = np.append(edges[edges < kind.features], kind.features)
     members = np.diff(edges)
@@ -208,7 +208,7 @@ def _draws(kind: Kind) -> float:
 
 
 def _distinct_draws(kind: Kind, step: int, draws: float, rows: int, rng: np.random.Generator) -> tuple[Array, Array]:
-    """The features of some samples, increasing within each, and where each sample begins among them."""
+    """Return the features of some samples, ascending within each, and the position of each sample's first one."""
     counts = np.maximum(1, draws * rng.uniform(1 - kind.spread, 1 + kind.spread, rows) + rng.random(rows)).astype(np.int64)
     drawn = rng.random((rows, int(counts.max())))
     if kind.power_law:
@@ -220,7 +220,7 @@ def _distinct_draws(kind: Kind, step: int, draws: float, rows: int, rng: np.rand
     if step != 1:
         indices = indices * step % kind.features
     indices = indices.astype(np.uint32)
-    nobody = np.uint32(2**32 - 1)  # sorts behind every feature
+    nobody = np.uint32(2**32 - 1)  # sorts after every feature
     indices[np.arange(indices.shape[1]) >= counts[:, None]] = nobody
     indices.sort(axis=1)
     kept = indices != nobody
@@ -230,7 +230,7 @@ def _distinct_draws(kind: Kind, step: int, draws: float, rows: int, rng: np.rand
 
 
 def _values(kind: Kind, indices: Array, starts: Array, rng: np.random.Generator) -> Array:
-    """The value of every non-zero in whole millionths, from 1 to 1,000,000."""
+    """Return the value of every non-zero in millionths, from 1 to 1,000,000."""
     if kind.values == "unit":
         weights = rng.lognormal(0.0, 1.0, len(indices))
         norms = np.sqrt(np.add.reduceat(np.square(weights), starts))

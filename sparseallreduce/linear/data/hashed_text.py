@@ -1,7 +1,7 @@
-"""Plain text: a line a sample, its label, a tab, and words, whose counts are hashed by scikit-learn's HashingVectorizer.
+"""Plain text with one sample per line: its label, a tab, and words, whose counts are hashed by scikit-learn's HashingVectorizer.
 
-Labels are numbers, or names of classes. Words are what the vectorizer takes for words by default, in lower case, two characters and more;
-a sample has unit length. Every rank reads its own contiguous block of lines, in bounded memory.
+Labels are numbers, or class names. Words are tokens of the vectorizer's default analyzer: lower case, two characters or more;
+a sample has unit length. Every rank reads its own contiguous block of lines in bounded memory.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ def hashed_text_blocks(
     dtype: DTypeLike = np.float32,
     progress: Progress = None,
 ) -> Generator[Block]:
-    """This rank's samples of files, block by block; collective over ``comm`` until it ends or is closed.
+    """Yield this rank's samples of files, block by block. Collective over ``comm`` until it ends or is closed.
 
     Parameters
     ----------
     source, comm, labels, progress
-        As for :func:`~sparseallreduce.linear.data.svmlight.reader.svmlight_blocks`; UTF-8.
+        As for :func:`~sparseallreduce.linear.data.svmlight.reader.svmlight_blocks`. The text is UTF-8.
     bits : int
-        There are two to the power of it features.
+        There are 2**bits features.
     unlabelled : bool
-        Whether there may be nothing in front of the tab; the label is then NaN.
+        Whether the label before the tab may be missing; it is then NaN.
     dtype : dtype
-        Of the values, float32 or float64.
+        Data type of the values, float32 or float64.
 
     Raises
     ------
     DatasetError
-        With the file, the line and what is wrong with it; if the file cannot be read, on every rank.
+        With the file, the line and the fault; if the file cannot be read, on every rank.
     """
-    # Not before it is needed: scikit-learn takes two seconds to load, on every rank.
+    # Imported on demand, because scikit-learn takes two seconds to load on every rank.
     from sklearn.feature_extraction.text import HashingVectorizer
 
     vectorizer = HashingVectorizer(n_features=1 << bits, dtype=np.dtype(dtype).type)
@@ -70,7 +70,7 @@ def hashed_text_blocks(
 
 
 def _split(text: bytes, labels: Labels, unlabelled: bool) -> tuple[list[float], list[str]]:
-    """Labels and texts of lines; those that are blank are left out."""
+    """Return labels and texts of lines, without blank ones."""
     numbers, texts, place = [], [], 0
     for line in text.split(b"\n"):
         if line.strip():

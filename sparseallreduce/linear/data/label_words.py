@@ -1,10 +1,10 @@
-"""Labels in text that are more than a number: names of classes, and labels with the weight of their sample behind a colon.
+"""Labels in text that are more than a number: class names, and labels with a sample weight after a colon.
 
-Labels are all numbers or all names, and either all of them have weights or none has: the first label of a data set says which. So one
-damaged line is an error, and no class of its own.
+Labels are either all numbers or all names, and either all of them have weights or none has: the first label of a data set decides. So a
+damaged line is an error, and not a new class.
 
-``label:weight`` is how XGBoost writes weights of samples in svmlight text. A sample whose label is missing looks the same: its first
-feature is a whole number and a value. So there has to be a line that cannot be meant so among those that are read first.
+``label:weight`` is how XGBoost writes sample weights in svmlight text. A sample without a label looks the same, because its first
+feature is an index and a value. So at least one of the first lines must be unambiguous.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _NOT_FINITE = (b"nan", b"inf", b"infinity")
 
 
 class Labels:
-    """Keep what the labels of a data set look like, and the names that this rank has found, in the order in which they came.
+    """The form of the labels of a data set, and the names that this rank has found, in order of appearance.
 
     Parameters
     ----------
     example : bytes
-        The first label.
+        First label.
     named : bool
         Whether labels are names.
     weighted : bool
-        Whether weights follow them.
+        Whether labels are followed by weights.
     """
 
     def __init__(self, example: bytes = b"0", named: bool = False, weighted: bool = False) -> None:
@@ -51,28 +51,28 @@ class Labels:
 
     @classmethod
     def of_names(cls, names: list[str]) -> Labels:
-        """Return labels that are places among these names."""
+        """Return labels that are positions among these names."""
         labels = cls(names[0].encode() if names else b"", named=True)
         labels._numbers = {name.encode(): float(place) for place, name in enumerate(names)}
         return labels
 
     @property
     def plain(self) -> bool:
-        """Return True if all labels are numbers."""
+        """True if all labels are numbers without weights."""
         return not (self.named or self.weighted)
 
     @property
     def names(self) -> list[str]:
-        """The names that were found; the label of a sample is the place of its name here."""
+        """The names that were found; the label of a sample is the position of its name here."""
         return [name.decode() for name in self._numbers]
 
     def number(self, word: bytes, place: int) -> float:
-        """Return the number of a label: itself, or the place of its name among those found.
+        """Return the number of a label: its value, or the position of its name.
 
         Raises
         ------
         LineFault
-            If it is no label.
+            If it is not a label.
         """
         known = self._numbers.get(word)
         if known is not None:
@@ -85,7 +85,7 @@ class Labels:
             return float(word)
         if not is_name(word):
             what = "a number" if NUMBER.fullmatch(word) else "not a name"
-            both = f"the label {quoted(word)} is {what}, and the first one, {quoted(self.example)}, is a name"
+            both = f"the label {quoted(word)} is {what}, but the first one, {quoted(self.example)}, is a name"
             raise LineFault(f"{both}: labels are all numbers or all names", place)
         self._numbers[word] = float(len(self._numbers))
         return self._numbers[word]
@@ -95,18 +95,18 @@ PLAIN = Labels()
 
 
 class LabelReader:
-    """Reads the labels of lines of svmlight text, which are given by their places in it."""
+    """Reads the labels of lines of svmlight text, given their positions in it."""
 
     def __init__(self, labels: Labels) -> None:
         self._labels = labels
 
     def read(self, text: bytes, words: list[list[int]]) -> tuple[Array, Array | None]:
-        """Return the labels, and the weights if they have such.
+        """Return the labels, and the weights if there are any.
 
         Raises
         ------
         LineFault
-            With the first label that is wrong.
+            With the first invalid label.
         """
         numbers, weights = np.empty(len(words)), np.ones(len(words)) if self._labels.weighted else None
         for sample, (begin, end) in enumerate(words):
@@ -115,7 +115,7 @@ class LabelReader:
                 word, colon, weight = word.rpartition(b":")
                 if not colon:
                     first = quoted(self._labels.example)
-                    raise LineFault(f"the label {quoted(weight)} has no weight, and the first one, {first}, has", begin)
+                    raise LineFault(f"the label {quoted(weight)} has no weight, but the first one, {first}, has", begin)
                 weights[sample] = _weight(weight, begin)
             elif b":" in word:
                 raise LineFault(f"the label {quoted(word)} is not {'a name' if self._labels.named else 'a number'}", begin)
@@ -132,7 +132,7 @@ def _weight(word: bytes, place: int) -> float:
 
 
 def is_name(word: bytes) -> bool:
-    """Return True if a label is the name of a class: UTF-8 that begins with a letter, and is no attempt at a number.
+    """Return True if a label is a class name: printable UTF-8 that starts with a letter, and not NaN, infinity, or a list.
 
     >>> is_name(b"spam"), is_name(b"1,2"), is_name(b"nan"), is_name(b"label,f1,f2")
     (True, False, False, False)
@@ -146,7 +146,7 @@ def is_name(word: bytes) -> bool:
 
 
 def expected(word: bytes) -> str:
-    """Return what a word is not that is no finite number."""
+    """Return what an invalid number should have been, for an error message."""
     return "finite" if word.lower().lstrip(b"+-") in _NOT_FINITE else "a number"
 
 
@@ -156,23 +156,23 @@ class _Line(NamedTuple):
 
 
 def svmlight_labels(source: Source, comm: Any) -> Labels:
-    """Find out from its beginning what the labels of svmlight text look like; collective over ``comm``.
+    """Return the form of the labels of svmlight text, from its first lines. Collective over ``comm``.
 
     Raises
     ------
     DatasetError
-        On every rank alike, if they may be labels with weights, or first features of samples without labels.
+        On every rank, if they may be either labels with weights, or first features of samples without labels.
     """
     return _found(source, comm, _of_svmlight)
 
 
 def tabbed_labels(source: Source, comm: Any) -> Labels:
-    """Find out from its beginning what the labels in front of tabs look like; collective over ``comm``."""
+    """Return the form of the labels before tabs, from the first lines. Collective over ``comm``."""
     return _found(source, comm, _of_tabbed)
 
 
 def _found(source: Source, comm: Any, look: Callable[[Source, LineBlock], Labels | None]) -> Labels:
-    """Return, on all ranks, what the first block says that has samples."""
+    """Return, on all ranks, the result for the first block that has samples."""
 
     def own() -> tuple[bytes, bool, bool]:
         found = None
@@ -198,20 +198,20 @@ def _of_svmlight(source: Source, block: LineBlock) -> Labels | None:
     if not colon:
         return Labels(head, named=is_name(head))
     if not NUMBER.fullmatch(weight) or label == b"qid" or not (NUMBER.fullmatch(label) or is_name(label)):
-        return PLAIN  # whose reader says what is wrong
+        return PLAIN  # the reader of plain labels reports the fault
     contents = filter(None, (line.split(b"#", 1)[0].split(None, 1) for line in block.text.split(b"\n")))
     lines = [_Line(*(*words, b"")[:2]) for words in contents]
     if not all(b":" in line.label for line in lines):
         return PLAIN
     if not any(_must_be_label(line) for line in lines):
         several = f"{quoted(head)} may be a label and its weight, or the first feature of a sample without a label"
-        remedy = "put a label, as 0, in front of every line, or write labels with a sign or a point, as +1:0.5"
+        remedy = "put a label, such as 0, before every line, or write labels with a sign or a point, such as +1:0.5"
         raise DatasetError(f"{source.parts[block.part]}: {several}: {remedy}")
     return Labels(label, named=is_name(label), weighted=True)
 
 
 def _must_be_label(line: _Line) -> bool:
-    """Return True if the first word of a line, which has a colon, is a label: it cannot be the first feature of those that follow."""
+    """Return True if the first word of a line, which has a colon, must be a label, because it cannot be the line's first feature."""
     label = line.label.rpartition(b":")[0]
     if not _INDEX.fullmatch(label):
         return True

@@ -1,4 +1,4 @@
-"""Labels: two classes as the trainer takes them, and samples that count by their class."""
+"""Conversion of labels to those of the trainer, and sample weights by class."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ __all__ = [
 
 Array = NDArray[Any]
 
-_QUANTILES = 4096  # of the labels of a rank
+_QUANTILES = 4096  # number of quantiles of a rank's labels
 
 BALANCED = "balanced"
 
 
-#: A label of a class: a number, or a name.
+#: A class label: a number or a name.
 Label = float | str
 
 
 @collective
 def two_classes(dataset: Dataset, comm: Any, classes: tuple[Label, Label] | None = None) -> tuple[Dataset, tuple[Label, Label]]:
-    """The data set with its lower label replaced by -1 and its higher one by +1, and these labels; collective over ``comm``.
+    """Return the data set with its lower label replaced by -1 and its higher one by +1, and these labels. Collective over ``comm``.
 
-    Labels that are names are in the order of letters. With ``classes`` (of the training set) given, labels must be among them.
+    Names are in alphabetical order. If ``classes`` (of the training set) are given, labels must be among them.
 
     Raises
     ------
     DatasetError
-        On every rank alike, if the labels of all ranks are not two classes.
+        On every rank, if the labels of all ranks are not two classes.
     """
     mine = np.unique(dataset.labels)[:10]
     found = sorted(set().union(*gather(comm, _labels_of(mine, dataset.names))))
@@ -57,32 +57,32 @@ def two_classes(dataset: Dataset, comm: Any, classes: tuple[Label, Label] | None
     strange = [label for label in found if label not in classes]
     if strange:
         both = f"{shown(classes[0])} and {shown(classes[1])}"
-        raise DatasetError(f"{dataset.source}: label {shown(strange[0])} is none of the training set's, {both}")
+        raise DatasetError(f"{dataset.source}: label {shown(strange[0])} is not one of the training set's, {both}")
     return replace(dataset, labels=np.where(_equal(dataset, classes[1]), 1.0, -1.0), names=None), classes
 
 
 @collective
 def classes_of(dataset: Dataset, comm: Any) -> tuple[Label, ...]:
-    """All labels of all ranks, sorted; collective over ``comm``.
+    """Return the sorted labels of all ranks. Collective over ``comm``.
 
     Raises
     ------
     DatasetError
-        On every rank alike, if a label is no finite number.
+        On every rank, if a label is not finite.
     """
 
     def own() -> list[Label]:
         strange = np.flatnonzero(~np.isfinite(dataset.labels))
         if len(strange):
             where = f"the label of sample {dataset.first_sample + strange[0]} is {dataset.labels[strange[0]]}"
-            raise DatasetError(f"{dataset.source}: {where}, which is no class")
+            raise DatasetError(f"{dataset.source}: {where}, which is not a class")
         return _labels_of(np.unique(dataset.labels), dataset.names)
 
     return tuple(sorted(set().union(*gather(comm, agreed(comm, own)))))
 
 
 def shown(label: Label) -> str:
-    """Return how a text names a label.
+    """Return a label as text.
 
     >>> shown(3.0), shown("spam")
     ('3', 'spam')
@@ -91,12 +91,12 @@ def shown(label: Label) -> str:
 
 
 def _labels_of(numbers: Array, names: tuple[str, ...] | None) -> list[Any]:
-    """The labels that these numbers stand for: themselves, or names."""
+    """Return the labels for these numbers: the numbers, or names."""
     return numbers.tolist() if names is None else [names[int(number)] for number in numbers]
 
 
 def _equal(dataset: Dataset, label: Label) -> Array:
-    """Return True for each sample that has a label."""
+    """Return a mask of the samples with this label."""
     if dataset.names is None:
         return np.asarray(dataset.labels == label)
     return np.asarray(dataset.labels == (dataset.names.index(label) if label in dataset.names else -1))
@@ -104,14 +104,14 @@ def _equal(dataset: Dataset, label: Label) -> Array:
 
 @collective
 def numbered_classes(dataset: Dataset, comm: Any, classes: tuple[Label, ...] | None = None) -> tuple[Dataset, tuple[Label, ...]]:
-    """The data set with its K labels replaced by 0 to K - 1, in their order, and these labels; collective over ``comm``.
+    """Return the data set with its K labels replaced by 0 to K - 1, in their order, and these labels. Collective over ``comm``.
 
-    With ``classes`` (of the training set) given, sorted, labels must be among them.
+    If ``classes`` (of the training set), sorted, are given, labels must be among them.
 
     Raises
     ------
     DatasetError
-        On every rank alike, if the labels of all ranks are fewer than two classes, or one is not among those given.
+        On every rank, if the labels of all ranks are fewer than two classes, or one is not among those given.
 
     Examples
     --------
@@ -129,21 +129,21 @@ def numbered_classes(dataset: Dataset, comm: Any, classes: tuple[Label, ...] | N
             raise DatasetError(f"{dataset.source}: a classifier needs two classes, but the labels are {listed}")
     strange = [label for label in found if label not in set(classes)]
     if strange:
-        raise DatasetError(f"{dataset.source}: label {shown(strange[0])} is none of the training set's {len(classes)} classes")
+        raise DatasetError(f"{dataset.source}: label {shown(strange[0])} is not one of the training set's {len(classes)} classes")
     numbers = np.searchsorted(np.array(classes), dataset.named_labels if dataset.rows else []).astype(np.float64)
     return replace(dataset, labels=numbers, names=None), classes
 
 
 @collective
 def weighted_by_class(dataset: Dataset, weights: Mapping[Label, float] | str, comm: Any) -> Dataset:
-    """The data set with each sample counting, in loss and gradient, what its label does; collective.
+    """Return the data set with each sample's weight multiplied by that of its class. Collective.
 
     Parameters
     ----------
     dataset : Dataset
     weights : mapping or "balanced"
-        From labels to what the weights of their samples are multiplied by, 1 for labels that are left out; or such that all classes
-        count alike, and a sample 1 on average.
+        Factor of the sample weights for each label, 1 for labels left out; "balanced" gives all classes the same total weight, with a mean
+        sample weight of 1.
 
     Examples
     --------
@@ -162,18 +162,19 @@ def weighted_by_class(dataset: Dataset, weights: Mapping[Label, float] | str, co
 
 @collective
 def huber_epsilon(labels: Array, counts: Array | None, comm: Any) -> float:
-    """Return the epsilon of Huber's loss that suits labels in any unit: 1.35 times their typical distance from the median; collective.
+    """Return an epsilon of Huber's loss that suits labels in any unit: 1.35 times their typical distance from the median. Collective.
 
-    This is 1.4826 times the median distance, the standard deviation of normal ones, whatever a few outliers are; where half of them are
-    alike, 1.2533 times the mean distance; and 1 where all are. With 1.35 the loss is 95 % as efficient as least squares for normal errors
-    (Huber, *Robust statistics*, 1981). A rank with more than 4,096 labels has as many of their quantiles stand for them.
+    The typical distance is 1.4826 times the median distance, which is the standard deviation for normally distributed labels, and robust to
+    outliers; if half of the labels are equal, 1.2533 times the mean distance; and 1 if all are equal. With 1.35 the loss is 95 % as
+    efficient as least squares for normal errors (Huber, *Robust statistics*, 1981). For ranks with more than 4,096 labels, that many
+    quantiles are used.
 
     Parameters
     ----------
     labels : ndarray
-        Of this rank's samples.
+        Labels of this rank's samples.
     counts : ndarray or None
-        What each sample counts; None for 1.
+        Weight of each sample; None for 1.
 
     Examples
     --------
@@ -183,7 +184,7 @@ def huber_epsilon(labels: Array, counts: Array | None, comm: Any) -> float:
     """
 
     def own() -> tuple[Array, Array]:
-        # Those that are no numbers are refused with the samples that they are of.
+        # Labels that are not finite are reported later, with their samples.
         order = np.argsort(labels, kind="stable")[: int(np.isfinite(labels).sum())]
         values, weights = labels[order], np.ones(len(order)) if counts is None else counts[order]
         if len(values) <= _QUANTILES:
@@ -201,7 +202,7 @@ def huber_epsilon(labels: Array, counts: Array | None, comm: Any) -> float:
 
 
 def _median(values: Array, weights: Array) -> float:
-    """Of values of which each counts so much."""
+    """Return the weighted median."""
     order = np.argsort(values, kind="stable")
     sums = np.cumsum(weights[order])
     half = sums[-1] / 2
@@ -210,15 +211,15 @@ def _median(values: Array, weights: Array) -> float:
 
 
 def of_mean_one(dataset: Dataset, comm: Any) -> Dataset:
-    """The data set with weights of samples that are 1 on average over all ranks; collective.
+    """Return the data set with sample weights divided by their mean over all ranks. Collective.
 
-    So the loss of the set is the mean by weights, whatever their scale: a sample of weight 2 counts as if it were there twice, and
-    weights change neither the learning rate nor what a penalty weighs beside the loss. The estimators' ``fit`` does the same.
+    So the loss of the set is the weighted mean, whatever the scale of the weights: a sample of weight 2 has the effect of two samples, and
+    weights change neither the learning rate nor the balance of penalty and loss. The estimators' ``fit`` does the same.
 
     Raises
     ------
     DatasetError
-        On all ranks alike, if no sample counts.
+        On all ranks, if all samples have weight zero.
 
     Examples
     --------
@@ -243,5 +244,5 @@ def _balancing(dataset: Dataset, comm: Any) -> dict[Label, float]:
     for own in gather(comm, dict(zip(_labels_of(labels, dataset.names), counts.tolist()))):
         for label, count in own.items():
             totals[label] = totals.get(label, 0) + count
-    samples = sum(totals.values())  # which are P times those that there are, where each rank holds all
+    samples = sum(totals.values())  # P times the number of samples, if each rank holds all
     return {label: samples / (len(totals) * count) for label, count in totals.items()}

@@ -1,14 +1,15 @@
 """The text of data files, plain or compressed, in blocks of whole lines for each rank.
 
-Plain text is cut into byte ranges, one a rank, whatever the number of files. Compressed text cannot be entered in the middle. If there are
-so many files that each rank can take whole ones, about as many bytes as the other ranks, it does. Otherwise rank 0 alone decompresses
-them, and hands the text on in blocks, first those for itself, then those for rank 1, and so on; while it decompresses a block, another
-rank works on the one before. A rank's share is then as large as its part of the compressed files, or of the text if that is short.
+Plain text is divided into byte ranges, one per rank, for any number of files. Compressed text can only be read from its start. If there are
+so many files that each rank can take whole ones with about the same number of bytes as the other ranks, it does. Otherwise rank 0
+decompresses all of them, and sends the text on in blocks, first those for itself, then those for rank 1, and so on; while it decompresses a
+block, another rank processes the previous one. A rank's share is then as large as its part of the compressed files, or of the text if that
+is short.
 
-A UTF-8 byte-order mark at the beginning of a file is skipped.
+A UTF-8 byte-order mark at the start of a file is skipped.
 
-Of CSV the blocks are of whole records, whose quoted fields may hold newlines. Whether the first line of a rank's range is in quotes, all
-ranks find out together: each goes over its own range for both cases, unless there are no quotes in it.
+For CSV the blocks consist of whole records, whose quoted fields may contain newlines. To find out whether the first line of a rank's range
+is inside quotes, each rank scans its own range for both cases, unless it contains no quotes, and the ranks combine the results.
 """
 
 from __future__ import annotations
@@ -47,37 +48,37 @@ __all__ = [
 ]
 
 
-_BLOCK = 1 << 20  # bytes of text that are worked on at once, but for longer lines
-_RECORDS = 1 << 22  # likewise, of CSV
-_LONGEST_LINE = 1 << 28  # bytes; who finds no end of a line until here reads something else than text
-_SHORT = 32  # blocks: a text of fewer is read before it is shared
-_EXCERPT = 60  # characters of a bad line that an error shows
-_UNEVEN = 1.25  # the largest share of whole files that a rank takes, in units of the mean one
+_BLOCK = 1 << 20  # bytes of text per block, except for longer lines
+_RECORDS = 1 << 22  # bytes per block of CSV
+_LONGEST_LINE = 1 << 28  # bytes; a file with a longer line is not text
+_SHORT = 32  # a text of fewer blocks is read completely before it is shared
+_EXCERPT = 60  # characters of an invalid line that an error shows
+_UNEVEN = 1.25  # largest share of whole files that a rank takes, relative to the mean
 
-# How compressed files begin, and what opens them. No line of svmlight text begins so.
+# First bytes of compressed files, and functions that open them. No line of svmlight text starts with these.
 _COMPRESSIONS: dict[bytes, Callable[[BinaryIO], Any]] = {
     b"\x1f\x8b": lambda file: gzip.GzipFile(fileobj=file),
     b"BZh": bz2.BZ2File,
     b"\xfd7zXZ\0": lzma.LZMAFile,
     ZSTD_MAGIC: lambda file: BufferedReader(ZstdFile(file)),
 }
-#: How some editors begin text that is UTF-8.
+#: The mark that some editors write at the start of UTF-8 text.
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-#: What is a finite number in a text of samples, if float64 has room for it.
+#: Pattern of numbers in a text of samples, finite unless they overflow float64.
 NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 class LineFault(Exception):
-    """What is wrong, and at which character of a block of lines."""
+    """Raised for a fault in a block of lines, with its position in the block."""
 
     def __init__(self, reason: str, place: int) -> None:
         self.reason, self.place = reason, place
 
 
 class LineBlock(NamedTuple):
-    """Hold whole lines of a file, and the number of lines between a place in the file, the origin, and the first of them."""
+    """Whole lines of a file, and the number of lines between a position in the file, the origin, and the first of them."""
 
     origin: int
     line: int
@@ -86,18 +87,18 @@ class LineBlock(NamedTuple):
 
 
 def shared_line_blocks(source: Source, comm: Any, progress: Progress = None, delimiter: int = 0) -> Generator[LineBlock]:
-    """This rank's blocks of a text; collective over ``comm`` until it ends or is closed.
+    """Return this rank's blocks of a text. Collective over ``comm`` until it ends or is closed.
 
     Parameters
     ----------
     source : Source
-        Compressed by gzip, bzip2, xz or Zstandard where the first bytes of a file say so. What has come by a pipe is dealt out by rank 0,
-        as compressed text is.
+        Files, decompressed if their first bytes are those of gzip, bzip2, xz or Zstandard. Rank 0 distributes the content of pipes, as it
+        does compressed text.
     comm : communicator
     progress : callable, optional
-        Called with the bytes of the files that this rank has worked off since the last call.
+        Function called with the number of bytes of the files that this rank has processed since the last call.
     delimiter : int
-        The character between the fields of CSV; 0 if the text is none.
+        The character between the fields of CSV; 0 for other text.
 
     Raises
     ------
@@ -119,15 +120,15 @@ def shared_line_blocks(source: Source, comm: Any, progress: Progress = None, del
 
 
 def _outline(path: PathLike) -> tuple[int, bool]:
-    """The bytes of a file, and whether it is compressed."""
+    """Return the size of a file in bytes, and whether it is compressed."""
     with readable(path):
         return os.stat(path).st_size, _compression(path) is not None
 
 
 def _whole_files(sizes: list[int], comm: Any) -> list[tuple[int, int, int | None]] | None:
-    """The files that this rank takes if each is read by one; None if some ranks would have much more to read than others."""
+    """Return the files that this rank reads if each is read by one rank; None if the ranks' shares would be too uneven."""
     total = sum(sizes)
-    middles = [2 * end - size for size, end in zip(sizes, itertools.accumulate(sizes))]  # in units of half a byte
+    middles = [2 * end - size for size, end in zip(sizes, itertools.accumulate(sizes))]  # in half bytes
     readers = [min(middle * comm.size // max(2 * total, 1), comm.size - 1) for middle in middles]
     loads = [sum(size for size, reader in zip(sizes, readers) if reader == rank) for rank in range(comm.size)]
     if max(loads) > _UNEVEN * total / comm.size:
@@ -136,7 +137,7 @@ def _whole_files(sizes: list[int], comm: Any) -> list[tuple[int, int, int | None
 
 
 def first_lines(source: Source) -> Generator[LineBlock]:
-    """The blocks of all files in their order, from the first, for one rank to look at how they begin."""
+    """Yield the blocks of all files in order from the first, for one rank to examine their start."""
     for part, path in enumerate(source.parts):
         with _opened(path) as (file, text):
             for _, lines in _positioned(path, file, text, None):
@@ -145,13 +146,13 @@ def first_lines(source: Source) -> Generator[LineBlock]:
 
 @contextmanager
 def opened_text(path: PathLike) -> Iterator[BinaryIO]:
-    """The text of a file, decompressed."""
+    """Open the decompressed text of a file."""
     with _opened(path) as (_, text):
         yield text
 
 
 def _compression(path: PathLike) -> Callable[[BinaryIO], Any] | None:
-    """What decompresses a file, None if it is plain.
+    """Return the function that decompresses a file, or None if it is plain.
 
     Raises
     ------
@@ -163,7 +164,7 @@ def _compression(path: PathLike) -> Callable[[BinaryIO], Any] | None:
 
 
 def line_number(source: Source, block: LineBlock, place: int) -> int:
-    """The number, from 1, of the line in which a character of the block stands."""
+    """Return the number, from 1, of the line that contains a position of the block."""
     path, count = source.parts[block.part], 0
     if block.origin == 0:
         return block.line + block.text.count(b"\n", 0, place) + 1
@@ -177,7 +178,7 @@ def line_number(source: Source, block: LineBlock, place: int) -> int:
 
 @contextmanager
 def _opened(path: PathLike) -> Iterator[tuple[BinaryIO, BinaryIO]]:
-    """A file, and the text in it."""
+    """Open a file, and the text in it."""
     opener = _compression(path)
     with readable(path), open_input(path) as file:
         if opener is None:
@@ -188,7 +189,7 @@ def _opened(path: PathLike) -> Iterator[tuple[BinaryIO, BinaryIO]]:
 
 
 def _whole_lines(path: PathLike, text: BinaryIO, most: int, delimiter: int = 0) -> bytes:
-    """The next so many bytes of text, or fewer at its end, up to the end of the line, or of the record of CSV, that they end in."""
+    """Return the next ``most`` bytes of text, or fewer at its end, completed to the end of the line or, for CSV, of the record."""
     lines = text.read(most)
     if len(lines) == most and not lines.endswith(b"\n"):
         lines += _rest_of_line(path, text, lines)
@@ -203,17 +204,17 @@ def _rest_of_line(path: PathLike, text: BinaryIO, before: bytes) -> bytes:
     rest = text.readline(_LONGEST_LINE)
     if len(rest) == _LONGEST_LINE and not rest.endswith(b"\n"):
         shown = excerpt(before + rest, len(before + rest) - 1)
-        raise DatasetError(f"{path}: a line of more than {_LONGEST_LINE} bytes: {shown}; this is no text of samples")
+        raise DatasetError(f"{path}: a line of more than {_LONGEST_LINE} bytes: {shown}; this is not a text of samples")
     return rest
 
 
 def _whole_record(path: PathLike, text: BinaryIO, lines: bytes, delimiter: int, opened: int) -> bytes:
-    """Lines that end in a quoted field, and those up to the end of the record.
+    """Return lines that end inside a quoted field, completed to the end of the record.
 
     Raises
     ------
     DatasetError
-        If the quotes do not end.
+        If the quotes are not closed.
     """
     pieces, state, length = [lines], IN_QUOTES, len(lines) - opened
     while state == IN_QUOTES:
@@ -228,22 +229,22 @@ def _whole_record(path: PathLike, text: BinaryIO, lines: bytes, delimiter: int, 
 
 
 def _quotes(lines: bytes, delimiter: int, state: int) -> tuple[int, int, int]:
-    """What :func:`end_of_quotes` says of lines, of which the first may begin with a byte-order mark."""
+    """Return the result of :func:`end_of_quotes` for lines that may start with a byte-order mark."""
     found: tuple[int, int, int] = end_of_quotes(characters(lines.removeprefix(BYTE_ORDER_MARK)), delimiter, state)
     return found
 
 
 class _Range(NamedTuple):
-    """Bytes of a file: the lines, or records, that begin in them are a rank's."""
+    """A byte range of a file; the lines, or records, that start in it belong to a rank."""
 
     part: int
     start: int
     end: int | None
-    begin: int | None = None  # where the first of them begins, if that is known
+    begin: int | None = None  # position of the first of them, if known
 
 
 def _from_records(source: Source, ranges: list[tuple[int, int, int]], comm: Any, delimiter: int) -> list[_Range]:
-    """Byte ranges of files with the places where their first records begin; collective."""
+    """Return byte ranges of files with the positions of their first records. Collective."""
     found = agreed(comm, lambda: [_line_states(source.parts[part], part, start, end, delimiter) for part, start, end in ranges])
     known, states = [], dict.fromkeys(range(len(source.parts)), NOT_QUOTED)
     for rank, each in enumerate(gather(comm, found)):
@@ -256,7 +257,7 @@ def _from_records(source: Source, ranges: list[tuple[int, int, int]], comm: Any,
 
 
 def _line_states(path: PathLike, part: int, start: int, end: int, delimiter: int) -> tuple[int, int, int, dict[int, tuple[int, int]]]:
-    """A range, and for each state that its first line may begin in: where its first record begins, and the state behind its last line."""
+    """Return a range and, for each state of its first line, the position of its first record and the state after its last line."""
     with _opened(path) as (_, text):
         at = start
         if start > 0:
@@ -271,25 +272,25 @@ def _line_states(path: PathLike, part: int, start: int, end: int, delimiter: int
                     if begins[entry] < 0 and first >= 0:
                         begins[entry] = at + first
             at += len(lines)
-    afters = [IN_QUOTES if state == IN_QUOTES else NOT_QUOTED for state in states.values()]  # the last line may have no end
+    afters = [IN_QUOTES if state == IN_QUOTES else NOT_QUOTED for state in states.values()]  # the last line may lack a newline
     behind = {entry: (begin if begin >= 0 else end, after) for (entry, begin), after in zip(begins.items(), afters)}
     return part, start, end, behind
 
 
 def _several(source: Source, ranges: list[Any], progress: Progress, delimiter: int = 0) -> Generator[LineBlock]:
-    """The lines that begin in these byte ranges of files, each given by the file's number."""
+    """Yield the lines that start in these byte ranges of files."""
     for each in ranges:
         yield from _own(source.parts[each[0]], _Range(*each), progress, delimiter)
 
 
 def _own(path: PathLike, range_: _Range, progress: Progress, delimiter: int) -> Generator[LineBlock]:
-    """The lines that begin in a range of bytes of the text."""
+    """Yield the lines that start in a byte range of the text."""
     part, start, end, begin = range_
     block = _RECORDS if delimiter else _BLOCK
     with _opened(path) as (file, text):
         origin, line = start, 0
         if start > 0 and begin is None:
-            text.seek(start - 1)  # a line that begins exactly at start is ours
+            text.seek(start - 1)  # a line that starts exactly at `start` belongs to this range
             before = len(_whole_lines(path, text, 1)) - 1
             line, start = int(before > 0), start + before
         elif start > 0:
@@ -305,7 +306,7 @@ def _own(path: PathLike, range_: _Range, progress: Progress, delimiter: int) -> 
 
 
 def _newlines(text: BinaryIO, count: int) -> int:
-    """How many lines end in the next so many bytes of text."""
+    """Return the number of newlines in the next ``count`` bytes of text."""
     found = 0
     while count > 0 and (piece := text.read(min(count, _BLOCK))):
         found += piece.count(b"\n")
@@ -320,9 +321,9 @@ def _report(progress: Progress, before: int, now: int) -> int:
 
 
 def _dealt(source: Source, sizes: list[int], comm: Any, progress: Progress, delimiter: int) -> Generator[LineBlock]:
-    """This rank's blocks of a text that rank 0 reads for all."""
+    """Yield this rank's blocks of a text that rank 0 reads for all."""
     with blocked(comm.rank, comm.size, "the reading of a text that rank 0 hands on: MPI does not tell which ranks have not come to it"):
-        own = comm.Dup()  # no message of the user's must come between
+        own = comm.Dup()  # separates these messages from the user's
     try:
         yield from _deal(source, sizes, own, progress, delimiter) if comm.rank == 0 else _receive(own)
     finally:
@@ -330,8 +331,8 @@ def _dealt(source: Source, sizes: list[int], comm: Any, progress: Progress, deli
 
 
 def _deal(source: Source, sizes: list[int], comm: Any, progress: Progress, delimiter: int) -> Generator[LineBlock]:
-    """Read, hand on what is another rank's, and yield what is rank 0's own; a rank that says no ends it all."""
-    busy = 0  # the rank that has not yet said how it went
+    """Read the text, send other ranks their blocks, and yield rank 0's own; a rank that takes no more ends it for all."""
+    busy = 0  # the rank that has not yet answered
     try:
         with closing(_shares(source, sizes, comm.size, progress, delimiter)) as shares:
             for rank, block in shares:
@@ -351,7 +352,7 @@ def _deal(source: Source, sizes: list[int], comm: Any, progress: Progress, delim
 
 
 def _receive(comm: Any) -> Generator[LineBlock]:
-    """What rank 0 hands on, and an answer to each block: whether this rank takes more."""
+    """Yield the blocks that rank 0 sends, and answer each with whether this rank takes more."""
     while (block := _received(comm, 0)) is not None:
         takes_more = False
         try:
@@ -360,7 +361,7 @@ def _receive(comm: Any) -> Generator[LineBlock]:
         finally:
             _send(comm, takes_more, 0)
             if not takes_more:
-                _received(comm, 0)  # that there is no more
+                _received(comm, 0)  # the final message
 
 
 def _received(comm: Any, source: int) -> Any:
@@ -374,7 +375,7 @@ def _send(comm: Any, message: Any, dest: int) -> None:
 
 
 def _shares(source: Source, sizes: list[int], ranks: int, progress: Progress, delimiter: int) -> Generator[tuple[int, LineBlock]]:
-    """The blocks of a text in their order, each with the rank that it is for."""
+    """Yield the blocks of a text in order, each with its destination rank."""
     size = sum(sizes)
     with closing(_all_blocks(source, sizes, progress, delimiter)) as blocks:
         head = list(itertools.islice(blocks, _SHORT))
@@ -386,7 +387,7 @@ def _shares(source: Source, sizes: list[int], ranks: int, progress: Progress, de
 
 
 def _all_blocks(source: Source, sizes: list[int], progress: Progress, delimiter: int) -> Generator[tuple[int, LineBlock]]:
-    """The blocks of all files, and how many bytes of these were read before each."""
+    """Yield the blocks of all files, and the number of bytes of these that were read before each."""
     begin = 0
     for part, path in enumerate(source.parts):
         with _opened(path) as (file, text):
@@ -400,7 +401,7 @@ def _all_blocks(source: Source, sizes: list[int], progress: Progress, delimiter:
 def _positioned(
     path: PathLike, file: BinaryIO, text: BinaryIO, progress: Progress, delimiter: int = 0
 ) -> Iterator[tuple[int, bytes]]:
-    """The blocks of a text, and how far the file was read before each."""
+    """Yield the blocks of a text, and the position in the file before each."""
     position, first = 0, True
     while lines := _whole_lines(path, text, _BLOCK, delimiter):
         yield position, lines.removeprefix(BYTE_ORDER_MARK) if first else lines
@@ -408,7 +409,7 @@ def _positioned(
 
 
 def _cut(blocks: list[LineBlock], ranks: int, delimiter: int) -> Iterator[tuple[int, LineBlock]]:
-    """Blocks cut at ends of lines into shares of about the same length, one a rank."""
+    """Yield blocks divided at ends of lines into one share of about the same length per rank."""
     total, begin = sum(len(block.text) for block in blocks), 0
     pieces: list[list[LineBlock]] = [[] for _ in range(ranks)]
     for block in blocks:
@@ -423,7 +424,7 @@ def _cut(blocks: list[LineBlock], ranks: int, delimiter: int) -> Iterator[tuple[
 
 
 def _line_start(text: bytes, place: int, delimiter: int) -> int:
-    """Where the first line, or record, begins that begins at this place or behind it."""
+    """Return the start of the first line, or record, that starts at this position or after it."""
     if place == 0:
         return 0
     if delimiter and b'"' in text:
@@ -433,13 +434,16 @@ def _line_start(text: bytes, place: int, delimiter: int) -> int:
 
 
 def line_at(text: bytes, place: int) -> bytes:
+    """Return the line that contains a position."""
     end = text.find(b"\n", place)
     return text[text.rfind(b"\n", 0, place) + 1 : end if end >= 0 else len(text)]
 
 
 def excerpt(text: bytes, place: int) -> str:
+    """Return an excerpt of the line that contains a position, for an error message."""
     return quoted(line_at(text, place))
 
 
 def quoted(words: bytes) -> str:
+    """Return words quoted and shortened for an error message."""
     return repr(words[:_EXCERPT])[1:] + ("..." if len(words) > _EXCERPT else "")

@@ -1,4 +1,4 @@
-"""Data sets as the trainer takes them: every rank reads its own contiguous block of the samples of a file."""
+"""Loading of data sets: every rank reads its own contiguous block of the samples of files."""
 
 from __future__ import annotations
 
@@ -47,63 +47,65 @@ def load(
     max_categories: int = MOST_CATEGORIES,
     encoding: Encoding | None = None,
 ) -> tuple[Dataset, Dataset | None]:
-    """Read a training set, and a test set if given, into one feature space; collective over ``comm``.
+    r"""Read a training set, and a test set if given, into one feature space. Collective over ``comm``.
 
     Parameters
     ----------
     train, test : path or sequence of paths
-        Files of samples of one format; folders of such, of which files whose names begin with a dot or an underscore are left out;
-        patterns, as ``"data/part-*"``; pipes; and ``-``, text on the standard input of rank 0. What comes by a pipe is text, which rank 0
-        copies to the folder for temporary files. The files of a folder or a pattern are in the order of their names, and the samples of a
-        list are those of its first file, then those of its second, and so on.
+        Files of samples in one format; folders of such files, except those whose names start with a dot or an underscore;
+        patterns, such as ``"data/part-*"``; pipes; and ``-``, text on the standard input of rank 0. Pipes must contain text, which rank 0
+        copies to the folder for temporary files. The files of a folder or a pattern are sorted by name, and the samples of a
+        list are those of its first file, followed by those of its second, and so on.
     comm : mpi4py.MPI.Intracomm or SERIAL, optional
-        Of the ranks that share the samples; ``MPI.COMM_WORLD`` by default.
+        Communicator of the ranks that share the samples; ``MPI.COMM_WORLD`` by default.
     n_features : int, optional
-        Dimension N; by default that of the file, or one more than the highest index, whichever of both files has more.
+        Number of features, N; by default that of the file, or the highest index plus one; the larger one of both sets.
     progress : callable, optional
-        Called with the bytes of text that this rank has worked off since the last call.
+        Function called with the number of bytes of text that this rank has processed since the last call.
     format : str, optional
-        A key of :data:`~sparseallreduce.linear.data.reading.FORMATS`, for both files. By default the first bytes tell the binary
-        format, and the ending of the name tells the others: ``.csv``, ``.parquet``, ``.arrow``, ``.feather``, ``.npz``, ``.vw``, ``.tsv``,
-        which is a table if a column is named, and labels with plain text otherwise; svmlight text is all else.
+        A key of :data:`~sparseallreduce.linear.data.reading.FORMATS`, for both sets. By default the first bytes identify the binary
+        format, and the end of the name the others: ``.csv``, ``.parquet``, ``.arrow``, ``.feather``, ``.npz``, ``.vw``, ``.tsv``
+        (a table if a column is named, otherwise labels with plain text); everything else is svmlight text.
     zero_based : {"no", "yes", "auto"} or bool
-        Whether indices of svmlight text count from 0; "auto": if there is an index 0 in the training set. The test set follows it.
+        Whether indices of svmlight text count from 0; "auto" means that they do if the training set has an index 0. The test set is read
+        in the same way.
     hash_bits : int, optional
-        Of ``.vw`` and plain text: N is two to the power of it; 18 unless ``n_features`` says another. Of a table: a column of too many
-        categories becomes two to the power of it features, 18 by default.
+        For ``.vw`` and plain text: N is 2**hash_bits; 18 unless ``n_features`` implies another value. For tables: a column of too many
+        categories becomes 2**hash_bits features, 18 by default.
     unlabelled : bool
-        Whether samples of other formats than svmlight may have no labels, which are then NaN.
+        Whether samples in formats other than svmlight may lack labels, which are then NaN.
     cache : DataCache, optional
-        For files on a slow store: what a host reads of them is kept there in pieces of 1 MiB, each of which is read from the store once.
+        Cache for files on a slow store: each host keeps what it reads in pieces of 1 MiB, and reads each from the store once.
     target : str, optional
-        Of a table (CSV, TSV, Parquet, Arrow): the column of labels, which are numbers or names of classes; by default one that is called
-        "label" or "target".
+        For tables (CSV, TSV, Parquet, Arrow): the column of labels, which are numbers or class names; by default one called "label" or
+        "target".
     features : list of str, optional
-        The columns that become features; by default all but the target. Numbers stay numbers; strings, booleans and Arrow's dictionaries
-        become a feature a category; a column with missing values has a further feature for these. :class:`~.encoding.Encoding` names them.
+        Columns that become features; by default all but the target. Numbers stay numbers; strings, booleans and Arrow's dictionaries
+        become one feature per category; a column with missing values gets another feature for these. :class:`~.encoding.Encoding` has the
+        names.
     drop : list of str
         Columns that do not become features.
     categorical : list of str
-        Columns that are categories though they are numbers or dates.
+        Columns to treat as categories although they are numbers or dates.
     header : {"auto", "yes", "no"}
-        Whether the first line of CSV names the columns; "auto": if a given name is in it, or none of its fields is a number or empty.
-        Without a header columns are called "1", "2", ...
+        Whether the first line of CSV has the names of the columns; "auto" means that it does if a given name is in it, or none of its
+        fields is a number or empty. Without a header columns are called "1", "2", ...
     max_categories : int
-        A column of more categories is hashed.
+        Columns with more categories are hashed.
     encoding : Encoding, optional
-        Of a training set, as a :class:`~.dataset.Dataset` and a model have it: the table is encoded by it.
+        Encoding of a training set, from a :class:`~.dataset.Dataset` or a model, to use for the table.
 
     Returns
     -------
     Dataset
         This rank's samples of the training set.
     Dataset or None
-        Likewise of the test set, encoded as the training set.
+        This rank's samples of the test set, encoded like the training set.
 
     Raises
     ------
     DatasetError
-        On every rank alike, with the file, the line or sample, and what is wrong with it.
+        On every rank, with the file, the line or sample, and the fault.
 
     Examples
     --------
@@ -138,7 +140,7 @@ def _load(
         if training.encoding is not None:
             reading = replace(reading, table=replace(reading.table, encoding=training.encoding))
         testing = _read(test, comm, n_features, reading, progress, cache)
-        with np.errstate(over="ignore"):  # what becomes infinite is refused where it is checked
+        with np.errstate(over="ignore"):  # later checks refuse infinite values
             testing = replace(testing, values=testing.values.astype(training.values.dtype, copy=False))
     features = n_features or max(training.features, testing.features if testing else 1)
     return _widened(training, features), None if testing is None else _widened(testing, features)
@@ -152,7 +154,7 @@ def _read(
         if chosen == "binary":
             dataset = read_binary(source.parts[0], comm) if len(source.parts) == 1 else read_binaries(source, comm)
             if n_features is not None and dataset.features > n_features:
-                raise DatasetError(f"{source}: {dataset.features} features in it, more than the {n_features} that are asked for")
+                raise DatasetError(f"{source}: it has {dataset.features} features, more than the requested {n_features}")
             return _with_columns(dataset, source, comm, reading)
 
         def read(zero_based: bool) -> Dataset:
@@ -173,12 +175,12 @@ def _read(
 
 
 def _with_columns(dataset: Dataset, source: Source, comm: Any, reading: Reading) -> Dataset:
-    """The samples of binary files with how the columns of a table were encoded, if they come from one; collective."""
+    """Return the samples of binary files with the encoding of the table that they come from, if any. Collective."""
     found, known = columns_beside(source, comm), reading.table.encoding
     if found is None or found.encoding.features != dataset.features:
         return dataset
     if known is not None and replace(known, target=None) != replace(found.encoding, target=None):
-        raise DatasetError(f"{source}: its columns were encoded otherwise than those of the training set: give the table itself")
+        raise DatasetError(f"{source}: its columns were not encoded like those of the training set: give the table itself")
     return replace(dataset, encoding=found.encoding, names=found.classes)
 
 

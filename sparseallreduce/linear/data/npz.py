@@ -1,7 +1,7 @@
-"""Compressed rows as ``scipy.sparse.save_npz`` writes them: every rank reads its own contiguous rows, in bounded memory.
+"""Compressed rows written by ``scipy.sparse.save_npz``: every rank reads its own contiguous rows in bounded memory.
 
-Labels are an array ``labels`` or ``y`` in the same file, or the file ``NAME.labels.npy`` beside ``NAME.npz``. A rank goes through the
-arrays up to the end of its rows, since they are compressed, and keeps what is its own. The last rank reads all of each, and with it the
+Labels are an array ``labels`` or ``y`` in the same file, or the file ``NAME.labels.npy`` next to ``NAME.npz``. Because the arrays are
+compressed, a rank reads them up to the end of its rows, and keeps its own part. The last rank reads all of each, including the
 checksum at the end.
 """
 
@@ -32,10 +32,10 @@ __all__ = ["npz_blocks"]
 Array = NDArray[Any]
 
 _LABELS = ("labels", "y")
-_LONGEST_WORD = 1 << 12  # bytes of an array that describes the matrix
-_LARGE = 1 << 26  # bytes of a sample from which on the system is asked whether there is memory for it
-_PIECE = 1 << 22  # bytes that are skipped at once
-_ROWS = 1 << 16  # read at once
+_LONGEST_WORD = 1 << 12  # largest size in bytes of an array that describes the matrix
+_LARGE = 1 << 26  # size of a sample in bytes from which available memory is checked
+_PIECE = 1 << 22  # bytes read or skipped in one call
+_ROWS = 1 << 16  # rows read in one call
 
 
 def npz_blocks(
@@ -47,50 +47,55 @@ def npz_blocks(
     dtype: DTypeLike = np.float32,
     progress: Progress = None,
 ) -> tuple[Generator[Block], int]:
-    """This rank's samples of files, block by block, and the number of features; collective over ``comm``.
+    """Return this rank's samples of files, block by block, and the number of features. Collective over ``comm``.
 
     Parameters
     ----------
     source, comm
-        Ranks take about the same number of samples each.
+        Files, and communicator of the ranks, which take about the same number of samples each.
     n_features : int, optional
-        How many features a file may have at most.
+        Largest allowed number of features.
     unlabelled : bool
-        Whether there may be no labels, which are then NaN.
+        Whether labels may be missing; they are then NaN.
     dtype : dtype
-        Of the values, float32 or float64.
+        Data type of the values, float32 or float64.
     progress : callable, optional
-        Called with the bytes of arrays that this rank has read since the last call.
+        Function called with the number of bytes that this rank has read since the last call.
 
     Raises
     ------
     DatasetError
-        On every rank alike, if a file is no such, or has no labels. From the generator, with the file and the sample that is wrong.
+        On every rank, if a file is not in this format, or has no labels. From the generator, with the file and the invalid sample.
     """
     outlines = source.each(comm, lambda part: _outline(part, unlabelled))
     for path, (_, features) in zip(source.parts, outlines):
         if n_features is not None and features > n_features:
-            raise DatasetError(f"{path}: {features} features in it, more than the {n_features} that are asked for")
+            raise DatasetError(f"{path}: it has {features} features, more than the requested {n_features}")
     shares = sharing([rows for rows, _ in outlines], comm)
-    if comm.rank == comm.size - 1:  # which looks at those without samples, too
+    if comm.rank == comm.size - 1:  # the last rank also checks files without samples
         shares += [(part, 0, 0) for part, (rows, _) in enumerate(outlines) if rows == 0]
     most = max(features for _, features in outlines)
     return _of_parts(source, shares, outlines, most, np.dtype(dtype), progress), most
 
 
 def _of_parts(
-    source: Source, shares: list[tuple[int, int, int]], outlines: list[tuple[int, int]], features: int, dtype: np.dtype[Any], told: Progress
+    source: Source,
+    shares: list[tuple[int, int, int]],
+    outlines: list[tuple[int, int]],
+    features: int,
+    dtype: np.dtype[Any],
+    progress: Progress,
 ) -> Generator[Block]:
-    """Some samples of files, whose rows and features are given, as those of the data set's features."""
+    """Yield samples of files, given their numbers of rows and features, with the features of the data set."""
     index = index_dtype(features)
     for part, first, last in shares:
         rows, own = outlines[part]
-        for block in _blocks(source.parts[part], first, last, own, dtype, last == rows, told):
+        for block in _blocks(source.parts[part], first, last, own, dtype, last == rows, progress):
             yield block._replace(indices=block.indices.astype(index, copy=False))
 
 
 def _outline(path: PathLike, unlabelled: bool) -> tuple[int, int]:
-    """Samples and features of a file, if it is one that can be read."""
+    """Return the numbers of samples and features of a file after checking it."""
     with _arrays(path) as arrays:
         kind = arrays.small("format")
         if kind not in (b"csr", "csr"):
@@ -98,7 +103,7 @@ def _outline(path: PathLike, unlabelled: bool) -> tuple[int, int]:
             raise DatasetError(f"{path}: the matrix is of format {shown!r}, not compressed rows: save X.tocsr()")
         shape = arrays.small("shape")
         if np.shape(shape) != (2,) or np.asarray(shape).dtype.kind not in "iu" or not all(0 <= int(extent) < 2**63 for extent in shape):
-            raise DatasetError(f"{path}: the shape {shape!r} is none of a matrix")
+            raise DatasetError(f"{path}: the shape {shape!r} is not that of a matrix")
         rows, features = (int(extent) for extent in shape)
         lengths = {name: arrays.stream(name).length for name in ("indptr", "indices", "data")}
         if lengths["indptr"] != rows + 1 or lengths["indices"] != lengths["data"]:
@@ -114,7 +119,7 @@ def _outline(path: PathLike, unlabelled: bool) -> tuple[int, int]:
 def _blocks(
     path: PathLike, first: int, last: int, features: int, dtype: np.dtype[Any], whole: bool, progress: Progress
 ) -> Generator[Block]:
-    """The samples [first, last)."""
+    """Yield the samples [first, last)."""
     with _arrays(path) as arrays:
         indptr, indices, values = (arrays.stream(name, progress) for name in ("indptr", "indices", "data"))
         labels = arrays.labels()
@@ -123,7 +128,7 @@ def _blocks(
             labels.skip(first)
         start = int(indptr.take(1)[0])
         if (first == 0 and start != 0) or not 0 <= start <= indices.length:
-            raise DatasetError(f"{path}, sample {first}: it begins at non-zero {start} of {indices.length}")
+            raise DatasetError(f"{path}, sample {first}: it starts at non-zero {start} of {indices.length}")
         for stream in (indices, values):
             stream.skip(start)
         for begin in range(first, last, _ROWS):
@@ -131,7 +136,7 @@ def _blocks(
             ends = np.append(start, indptr.take(count).astype(np.int64))
             falling = np.flatnonzero((ends[1:] < ends[:-1]) | (ends[1:] > indices.length))
             if len(falling):
-                what = f"it ends at non-zero {ends[falling[0] + 1]} of {indices.length}, and begins at {ends[falling[0]]}"
+                what = f"it ends at non-zero {ends[falling[0] + 1]} of {indices.length}, but starts at {ends[falling[0]]}"
                 raise DatasetError(f"{path}, sample {begin + falling[0]}: {what}")
             targets = np.full(count, math.nan) if labels is None else labels.take(count)
             if labels is not None and not np.isfinite(targets).all():
@@ -148,7 +153,7 @@ def _blocks(
 
 
 def _pieces(ends: Array) -> Iterator[tuple[int, int]]:
-    """Ranges of rows with not too many non-zeros each."""
+    """Yield ranges of rows with a limited number of non-zeros each."""
     low, rows = 0, len(ends) - 1
     while low < rows:
         high = int(np.searchsorted(ends, ends[low] + NONZEROS_AT_ONCE, "right")) - 1
@@ -158,7 +163,7 @@ def _pieces(ends: Array) -> Iterator[tuple[int, int]]:
 
 
 class _Stream:
-    """An array in a file, read from its beginning to its end."""
+    """An array in a file, read from start to end."""
 
     def __init__(self, file: IO[bytes], header: ArrayHeader, name: str, kinds: str, progress: Progress = None) -> None:
         if len(header.shape) > 1 or header.dtype.kind not in kinds:
@@ -167,10 +172,10 @@ class _Stream:
         self.length, self.dtype = header.items, header.dtype
 
     def take(self, count: int) -> Array:
-        """The next so many items."""
+        """Return the next ``count`` items."""
         parts, left = [], count * self.dtype.itemsize
         if left > _LARGE and left > memory_left():
-            raise Damaged(f"{count:,} items of the array {self._name} belong to one sample, and there is no memory for them")
+            raise Damaged(f"{count:,} items of the array {self._name} belong to one sample, but there is no memory for them")
         while left > 0:
             with damage():
                 part = self._file.read(min(left, _PIECE))
@@ -184,37 +189,38 @@ class _Stream:
         return items.astype(self.dtype.newbyteorder("="), copy=False)
 
     def skip(self, count: int) -> None:
-        """Go on behind so many items."""
+        """Skip ``count`` items."""
         at_once = max(1, _PIECE // max(1, self.dtype.itemsize))
         for begin in range(0, count, at_once):
             self.take(min(at_once, count - begin))
 
     def finish(self) -> None:
-        """Read what is left, and the checksum behind it."""
+        """Read the rest, and verify the checksum."""
         with damage():
             while self._file.read(_PIECE):
                 pass
 
 
 class _Arrays:
-    """The arrays of an ``.npz``, and the labels beside it."""
+    """The arrays of an ``.npz`` file, and its companion file of labels."""
 
     def __init__(self, path: PathLike, file: Npz, stack: ExitStack) -> None:
         self._path, self._file, self._stack = path, file, stack
         self._streams: list[_Stream] = []
 
     def small(self, name: str) -> Any:
-        """One of the few numbers or the word that describe the matrix."""
+        """Return a number, string or short array that describes the matrix."""
         value = self._file.array(name, _LONGEST_WORD)
         with damage():
             return value.item() if value.ndim == 0 else value
 
     def stream(self, name: str, progress: Progress = None) -> _Stream:
+        """Open an array for reading."""
         kinds = "biuf" if name in ("data", *_LABELS) else "iu"
         return self._kept(*self._file.open(name), name, kinds, progress)
 
     def labels(self) -> _Stream | None:
-        """None if there are none."""
+        """Open the labels; return None if there are none."""
         for name in _LABELS:
             if name in self._file.names:
                 return self.stream(name)
@@ -226,7 +232,7 @@ class _Arrays:
             header = read_header(file, os.fstat(file.fileno()).st_size, beside.name)
             return self._kept(file, header, beside.name, "biuf", None)
         except Damaged as fault:
-            raise DatasetError(f"cannot read {beside}: {fault}; numpy.save writes what is read here") from None
+            raise DatasetError(f"cannot read {beside}: {fault}; it has to be a file written by numpy.save") from None
 
     def finish(self) -> None:
         """Read all arrays to their ends."""
@@ -240,20 +246,20 @@ class _Arrays:
 
 @contextmanager
 def _arrays(path: PathLike) -> Iterator[_Arrays]:
-    """The arrays of a file; whatever is wrong with them is a DatasetError."""
+    """Open the arrays of a file; turn every fault into a DatasetError."""
     first_bytes(path, 1)
     try:
         with ExitStack() as stack:
             yield _Arrays(path, Npz(stack.enter_context(open_input(path)), in_memory=False), stack)
     except (OSError, Damaged) as error:
         named = getattr(error, "filename", None)
-        file = path if named is None else named  # that of the labels is another
+        file = path if named is None else named  # the labels may be in another file
         reason = " ".join((getattr(error, "strerror", None) or str(error)).split()).rstrip(".")
-        remedy = "scipy.sparse.save_npz writes what is read here"
+        remedy = "it has to be a file written by scipy.sparse.save_npz"
         raise DatasetError(f"cannot read {file}: {reason or type(error).__name__}; {remedy}") from None
 
 
 def _beside(path: PathLike) -> Path:
-    """The file of labels."""
+    """Return the path of the companion file of labels."""
     path = Path(path)
     return path.with_name(f"{path.name.removesuffix('.npz')}{LABELS_BESIDE}")

@@ -1,4 +1,4 @@
-"""The features that occur in the samples of all ranks, numbered once by the ranks together, so that weights live on these alone."""
+"""The features that occur in the samples of all ranks, numbered by the ranks together, so that only these need weights."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ __all__ = ["Occurring", "occurring_in", "only_occurring", "spread"]
 
 Array = NDArray[Any]
 
-_MANY = 1 << 16  # features from which on weights are worth numbering
-_SMALL = 1 << 20  # bytes of weights that are dense whatever the samples
-_SPARSE = 64  # features to a non-zero from which on sorting takes less than a bitmap
+_MANY = 1 << 16  # number of features from which numbering pays off
+_SMALL = 1 << 20  # weights up to this size in bytes are always dense
+_SPARSE = 64  # features per non-zero from which sorting is faster than a bitmap
 
 
 class Occurring:
-    """The features that occur on any rank, and on how many; making it is collective.
+    """The features that occur on any rank, and the number of ranks that have each. Creating an instance is collective.
 
     Parameters
     ----------
@@ -38,11 +38,11 @@ class Occurring:
     Attributes
     ----------
     own : ndarray
-        Features of this rank's samples, increasing.
+        Features of this rank's samples, ascending.
     features : ndarray
-        Those of all ranks', increasing, the same on all of them.
+        Features of all ranks' samples, ascending, the same on all ranks.
     ranks : ndarray
-        How many ranks have each of ``features``.
+        Number of ranks that have each of ``features``.
     """
 
     def __init__(self, dataset: Dataset, comm: Any) -> None:
@@ -63,7 +63,7 @@ class Occurring:
         return len(self.features)
 
     def renumbered(self, dataset: Dataset) -> Dataset:
-        """Return samples of these features alone, numbered in their order: what others have is left out."""
+        """Return samples with only these features, numbered in their order; other entries are removed."""
         begin, end = int(dataset.indptr[0]), int(dataset.indptr[-1])
         indices = np.empty(end - begin, index_dtype(len(self) + 1))
         marked = self._numbers()
@@ -80,14 +80,14 @@ class Occurring:
         return replace(dataset, indptr=indptr, indices=indices, values=values, features=features, dimension=dimension)
 
     def restored(self, weights: Array, nonzeros: int) -> Any:
-        """Return weights of these features, of shape (features,) or (K, features), as those of all.
+        """Return weights of these features, of shape (features,) or (K, features), as weights of all features.
 
-        They are dense where that is no larger than samples of so many non-zeros; else a ``csr_array`` of one row, or K.
+        They are dense if that is no larger than samples with ``nonzeros`` non-zeros, otherwise a ``csr_array`` with 1 or K rows.
         """
         return spread(weights[..., : len(self)], self.features, self.size, nonzeros)
 
     def _numbers(self) -> tuple[Array, Array] | None:
-        """A bitmap of the features, and how many of them are before each word; None where the features are looked up instead."""
+        """Return a bitmap of the features, and the number of them before each word; None if searching is faster."""
         if self.size > _SPARSE * max(1, len(self.own)):
             return None
         words = np.zeros(-(-self.size // 64), np.uint64)
@@ -98,12 +98,12 @@ class Occurring:
 
 
 def only_occurring(dataset: Dataset, comm: Any) -> Occurring | None:
-    """Return the features that weights are to live on; None for all of them, as where half of them occur. Collective.
+    """Return the features that need weights, or None for all of them, for example if half of them occur. Collective.
 
     Raises
     ------
     DatasetError
-        On all ranks alike, if the rows of any rank are not what :class:`Dataset` says.
+        On all ranks, if the rows of any rank are not as :class:`Dataset` requires.
     """
     if dataset.features < _MANY or any(gather(comm, dataset.pages is not None)):
         return None
@@ -113,22 +113,22 @@ def only_occurring(dataset: Dataset, comm: Any) -> Occurring | None:
 
 
 def spread(weights: Array, features: Array, size: int, nonzeros: int) -> Any:
-    """Return the weights of some features as those of all; the others are zero.
+    """Return weights of some features as weights of all features; the others are zero.
 
     Parameters
     ----------
     weights : ndarray, shape (k,) or (K, k)
     features : ndarray, shape (k,)
-        In any order, each once.
+        Distinct features in any order.
     size : int
-        All features.
+        Number of all features.
     nonzeros : int
-        Of the samples that the weights were learned from.
+        Number of non-zeros in the training samples.
 
     Returns
     -------
     ndarray or csr_array
-        Dense of shape (size,) or (K, size) where that is no larger than such samples; else sparse, of one row or K.
+        Dense of shape (size,) or (K, size) if that is no larger than the training samples, otherwise sparse with 1 or K rows.
     """
     shape = (*weights.shape[:-1], size)
     if math.prod(shape) * weights.itemsize > max(_SMALL, nonzeros * (weights.itemsize + features.itemsize)):
@@ -144,7 +144,7 @@ def spread(weights: Array, features: Array, size: int, nonzeros: int) -> Any:
 
 
 def occurring_in(dataset: Dataset) -> Array:
-    """The features that occur in this rank's samples, increasing."""
+    """Return the features that occur in this rank's samples, ascending."""
     begin, end = int(dataset.indptr[0]), int(dataset.indptr[-1])
     if dataset.features > _SPARSE * (end - begin):
         return np.unique(dataset.indices[begin:end])

@@ -1,4 +1,4 @@
-"""The samples of one rank where a GPU reads them: all of them there, or the rows of one batch after the other."""
+"""The samples of one rank in GPU memory: all of them, or one batch after another."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ __all__ = ["BATCH_BYTES", "GpuSamples", "TakenRows", "room_for_samples"]
 
 Array = NDArray[Any]
 
-#: What working on a non-zero of a batch takes at most beside itself: its feature twice, two places, two orders and a mark.
+#: Bytes of working memory per non-zero of a batch: its feature twice, two positions, two orders and a mark.
 BATCH_BYTES = 48
-_SHARE = 2  # of free memory, one part in so many is for samples and what batches take; the rest is for weights, residuals and sums
+_SHARE = 2  # the fraction 1 / _SHARE of free memory is for samples and batches; the rest is for weights, residuals and sums
 
 
 class TakenRows(NamedTuple):
-    """Rows of a batch on the GPU, with their labels, and what they count, if that is not 1."""
+    """Rows of a batch on the GPU, with their labels, and their weights unless these are 1."""
 
     indptr: Any
     indices: Any
     values: Any
-    rows: Any  # which of the rows that the three above hold
+    rows: Any  # numbers of the batch's rows among those in the arrays above
     labels: Any
     weights: Any | None
 
 
 def room_for_samples(xp: Any, ranks_here: int) -> int:
-    """How many bytes of the GPU's memory a rank may take for samples and batches: half of what is free, shared by the ranks that use it.
+    """Return the bytes of GPU memory that a rank may use for samples and batches: half of what is free, divided among ranks.
 
     Parameters
     ----------
     xp : module
         CuPy.
     ranks_here : int
-        Ranks of this host, which share its GPUs alike.
+        Number of ranks of this host, which share its GPUs equally.
     """
     sharing = -(-ranks_here // max(1, int(xp.cuda.runtime.getDeviceCount())))
     return int(xp.cuda.Device().mem_info[0]) // (_SHARE * sharing)
@@ -48,7 +48,7 @@ def room_for_samples(xp: Any, ranks_here: int) -> int:
 class GpuSamples:
     """The samples of a data set for a GPU.
 
-    They are copied there at once if they and the largest batch fit into the room; else each batch is gathered on the host and copied.
+    They are all copied there if they and the largest batch fit into ``room``; otherwise each batch is gathered on the host and copied.
 
     Parameters
     ----------
@@ -56,14 +56,14 @@ class GpuSamples:
     xp : module
         CuPy.
     room : int
-        Bytes.
+        Bytes of GPU memory to use.
     whole : bool
-        Whether to copy all samples if there is room: of what is read once, there is no use.
+        Whether to copy all samples if they fit; not useful for samples that are read once.
 
     Attributes
     ----------
     resident : bool
-        Whether all samples lie there.
+        True if all samples are in GPU memory.
     """
 
     def __init__(self, dataset: Dataset, xp: Any, room: int, *, whole: bool = True) -> None:
@@ -73,23 +73,23 @@ class GpuSamples:
         self.renew(dataset)
 
     def renew(self, dataset: Dataset) -> None:
-        """Become other samples."""
+        """Replace the samples."""
         self.dataset = dataset
         self._whole: TakenRows | None = None
-        self.resident = self._wanted and 2 * _nbytes(dataset) <= self._room  # as much again for batches
+        self.resident = self._wanted and 2 * _nbytes(dataset) <= self._room  # the same amount again for batches
         if self.resident:
             try:
                 self._whole = self._copied(dataset.indptr, dataset.indices, dataset.values, np.empty(0, np.int64), slice(None))
-            except MemoryError:  # CuPy's is one
+            except MemoryError:  # the base class of CuPy's OutOfMemoryError
                 self.resident = False
 
     def take(self, rows: Array) -> TakenRows:
-        """These rows.
+        """Return these rows in GPU memory.
 
         Raises
         ------
         DatasetError
-            If there is no room for a batch of them.
+            If a batch of them does not fit.
         """
         dataset, xp = self.dataset, self._xp
         begins, ends = dataset.indptr[rows], dataset.indptr[rows + 1]
@@ -98,8 +98,8 @@ class GpuSamples:
         needed = entries * (BATCH_BYTES + (0 if self.resident else own))
         if needed > self._room:
             raise DatasetError(
-                f"a batch of {len(rows):,} samples with {entries:,} non-zeros takes {needed:,} bytes on the GPU, and {self._room:,} are "
-                "for it: take fewer samples a step, or device='cpu'"
+                f"a batch of {len(rows):,} samples with {entries:,} non-zeros takes {needed:,} bytes on the GPU, but {self._room:,} are "
+                "available: use fewer samples per step, or device='cpu'"
             )
         if self._whole is not None:
             at = xp.asarray(np.asarray(rows, np.int64))
@@ -111,10 +111,10 @@ class GpuSamples:
         return self._copied(starts, dataset.indices[places], dataset.values[places], np.arange(len(rows)), rows)
 
     def parts(self) -> list[Array]:
-        """All rows, in parts for which there is room."""
+        """Return all rows, divided into parts that fit."""
         dataset = self.dataset
         each = BATCH_BYTES + dataset.indices.itemsize + dataset.values.itemsize
-        most = max(1, self._room // (_SHARE * each))  # non-zeros
+        most = max(1, self._room // (_SHARE * each))  # non-zeros per part
         cuts, row = [0], 0
         while row < dataset.rows:
             row = max(row + 1, int(np.searchsorted(dataset.indptr, dataset.indptr[row] + most, "right")) - 1)

@@ -1,6 +1,6 @@
-"""Parquet, a row a sample: columns ``label``, ``indices`` and ``values``, of which the latter are lists of numbers of the same length.
+"""Parquet files with one row per sample: columns ``label``, ``indices`` and ``values``, the latter two lists of numbers of the same length.
 
-Indices count from 0. Every rank reads its own contiguous rows, a batch at a time, from the row groups that they lie in.
+Indices count from 0. Every rank reads its own contiguous rows, a batch at a time, from the row groups that contain them.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ __all__ = ["parquet_blocks"]
 
 Array = NDArray[Any]
 
-_ROWS = 1 << 12  # read at once
-_HIGHEST = 2**32  # features, where their number is not given
+_ROWS = 1 << 12  # rows read in one call
+_HIGHEST = 2**32  # largest number of features, if it is not given
 
 
 def parquet_blocks(
@@ -37,25 +37,25 @@ def parquet_blocks(
     dtype: DTypeLike = np.float32,
     progress: Progress = None,
 ) -> Generator[Block]:
-    """This rank's samples of files, block by block; collective over ``comm``.
+    """Return this rank's samples of files, block by block. Collective over ``comm``.
 
     Parameters
     ----------
     source, comm
-        Ranks take about the same number of samples each.
+        Files, and communicator of the ranks, which take about the same number of samples each.
     n_features : int, optional
-        What indices must be below; 2**32 by default.
+        Bound of the indices; 2**32 by default.
     unlabelled : bool
-        Whether the column ``label`` may be left out, or empty: labels are then NaN.
+        Whether the column ``label`` may be missing or null; labels are then NaN.
     dtype : dtype
-        Of the values, float32 or float64.
+        Data type of the values, float32 or float64.
     progress : callable, optional
-        Called with the bytes of numbers that this rank has read since the last call.
+        Function called with the number of bytes that this rank has read since the last call.
 
     Raises
     ------
     DatasetError
-        On every rank alike, if a file is no such, or pyarrow is missing. From the generator, with the file and the sample that is wrong.
+        On every rank, if a file is not in this format, or pyarrow is missing. From the generator, with the file and the invalid sample.
     """
     outlines = source.each(comm, lambda part: _outline(part, unlabelled))
     shares = sharing([rows for rows, _ in outlines], comm)
@@ -65,13 +65,13 @@ def parquet_blocks(
 def _of_parts(
     source: Source, shares: list[tuple[int, int, int]], columns: list[list[str]], features: int, unlabelled: bool, *how: Any
 ) -> Generator[Block]:
-    """Some samples of files, whose columns are given."""
+    """Yield samples of files, given their columns."""
     for part, first, last in shares:
         yield from _blocks(source.parts[part], first, last, columns[part], features, unlabelled, *how)
 
 
 def _outline(path: PathLike, unlabelled: bool) -> tuple[int, list[str]]:
-    """How many samples there are, and the columns to read."""
+    """Return the number of samples, and the columns to read."""
     with _opened(path) as file:
         import pyarrow.types as kinds
 
@@ -87,14 +87,14 @@ def _outline(path: PathLike, unlabelled: bool) -> tuple[int, list[str]]:
             number = kinds.is_integer(item) or (name != "indices" and (kinds.is_floating(item) or kinds.is_boolean(item)))
             if is_list == (name == "label") or not number:
                 expected = {"label": "a number", "indices": "a list of integers", "values": "a list of numbers"}[name]
-                raise DatasetError(f"{path}: the column {name!r} is {kind}, not {expected} a sample")
+                raise DatasetError(f"{path}: the column {name!r} is {kind}, not {expected} per sample")
         return file.metadata.num_rows, columns
 
 
 def _blocks(
     path: PathLike, first: int, last: int, columns: list[str], features: int, unlabelled: bool, dtype: np.dtype[Any], progress: Progress
 ) -> Generator[Block]:
-    """The samples [first, last)."""
+    """Yield the samples [first, last)."""
     if first == last:
         return
     with _opened(path) as file:
@@ -152,14 +152,14 @@ def _first_null(column: Any) -> int:
 
 @contextmanager
 def _opened(path: PathLike) -> Iterator[Any]:
-    """The file as pyarrow reads it; whatever is wrong with it is a DatasetError."""
+    """Open a file with pyarrow; turn every fault into a DatasetError."""
     first_bytes(path, 1)
     try:
-        # Not everyone has it.
+        # An optional dependency.
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise DatasetError(f"cannot read {path}: Parquet takes pyarrow: install sparseallreduce[parquet]") from None
+        raise DatasetError(f"cannot read {path}: Parquet needs pyarrow: install sparseallreduce[parquet]") from None
     try:
         with ExitStack() as stack:
             source = stack.enter_context(open_input(path)) if isinstance(path, CachedInput) else path

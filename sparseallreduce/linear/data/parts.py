@@ -1,7 +1,7 @@
-"""The files that make up a data set: one or several, a folder of parts, a pattern, or what comes by a pipe.
+"""The files of a data set: one or several, a folder of parts, a pattern, or pipes.
 
-What comes by a pipe is there once and for one process, and how many samples there are is known at its end, while every rank takes a
-contiguous share. So rank 0 first copies it to the disk, into the folder for temporary files, and deals it out from there.
+The content of a pipe can be read once and by one process, and its number of samples is known only at its end, but every rank takes a
+contiguous share. So rank 0 first copies it to disk, into the folder for temporary files, and distributes it from there.
 """
 
 from __future__ import annotations
@@ -30,48 +30,48 @@ __all__ = ["COLUMNS_BESIDE", "LABELS_BESIDE", "STANDARD_INPUT", "Data", "Source"
 
 T = TypeVar("T")
 
-#: The files of a data set as a user names them.
+#: The files of a data set, as users specify them.
 Data = PathLike | Sequence[PathLike]
-#: What stands for the standard input in the place of a file's name.
+#: The file name that stands for standard input.
 STANDARD_INPUT = "-"
-#: How the files end that hold the labels of the samples in an ``.npz``.
+#: Suffix of the companion file with the labels of an ``.npz`` file.
 LABELS_BESIDE = ".labels.npy"
-#: What is added to the name of a binary file for the one that says how columns of a table were encoded.
+#: Suffix of the companion file with the encoding of a binary file's columns.
 COLUMNS_BESIDE = ".columns.json"
 
 _PATTERN = re.compile(r"[*?\[]")
 _DESCRIPTORS = re.compile(r"/dev/(stdin|fd/\d+)|/proc/(self|\d+)/fd/\d+")
 _STANDARD = (STANDARD_INPUT, "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 _REMEDY = "send the samples to its standard input, and name that, -"
-_LOOK_MILLISECONDS = 200  # between two looks whether a wait has become long
+_LOOK_MILLISECONDS = 200  # interval of checks for a long wait
 _OF_DATASETS = ("dataset_info.json", "state.json")
-_SHOWN = 3  # names of files in an error, at most
+_SHOWN = 3  # largest number of file names in an error
 
 
 @dataclass(frozen=True)
 class Source:
-    """The files of a data set in their order, and what errors call all of them."""
+    """The files of a data set in order, and its name in errors."""
 
     name: str
     parts: tuple[PathLike, ...]
 
     @property
     def piped(self) -> bool:
-        """Whether rank 0 alone has some of it."""
+        """True if only rank 0 has some of the files."""
         return any(isinstance(part, Piped) for part in self.parts)
 
     def __str__(self) -> str:
         return self.name
 
     def each(self, comm: Any, look: Callable[[PathLike], T]) -> list[T]:
-        """Return what ``look`` finds out about every part; collective over ``comm``.
+        """Return the results of ``look`` for every part. Collective over ``comm``.
 
-        All ranks look at a single file, so that one that does not see it says so; of several, each rank looks at some.
+        All ranks look at a single file, to detect a rank that cannot access it; several files are divided among the ranks.
 
         Raises
         ------
         Exception
-            On every rank alike, what ``look`` raises on any.
+            On every rank, the error that ``look`` raises on any.
         """
         several, ranks = len(self.parts) > 1, range(comm.size)
 
@@ -90,7 +90,7 @@ class Source:
 
 
 def described(data: Data) -> str:
-    """Return how a text names a data set.
+    """Return the name of a data set for messages.
 
     >>> described("a.svm"), described(["a.svm", "b.svm"]), described(["a", "b", "c", "d", "e"])
     ('a.svm', 'a.svm and b.svm', 'a, b and 3 more files')
@@ -103,19 +103,19 @@ def described(data: Data) -> str:
 
 @contextmanager
 def source_of(data: Data, comm: Any, cache: DataCache | None = None) -> Iterator[Source]:
-    """The files of a data set, by way of a cache if one is given, while they are there to be read; collective over ``comm``.
+    """Provide the files of a data set, through a cache if one is given. Collective over ``comm``.
 
     Parameters
     ----------
     data : path or sequence of paths
-        Files; folders, of which all files are taken but those whose names begin with a dot or an underscore; patterns of
-        :mod:`glob`; pipes; and ``-`` for the standard input of rank 0. A folder's files, and a pattern's, are in the order of their names.
+        Files; folders, with all of their files except those whose names start with a dot or an underscore; patterns of
+        :mod:`glob`; pipes; and ``-`` for the standard input of rank 0. The files of a folder or a pattern are sorted by name.
 
     Raises
     ------
     DatasetError
-        On every rank alike, if there are no such files, ranks see different ones, a pipe is named twice, or there is no room on the disk
-        for what comes by one.
+        On every rank, if there are no such files, ranks see different ones, a pipe is named twice, or the disk has no room for the content
+        of one.
     """
     names = agreed(comm, lambda: _expanded(data))
     _check_alike(names, comm)
@@ -132,20 +132,20 @@ def source_of(data: Data, comm: Any, cache: DataCache | None = None) -> Iterator
 
 
 def check_read_once(comm: Any, *several: Data) -> None:
-    """Refuse data sets that are to be read from one pipe, one after the other; collective over ``comm``.
+    """Raise an error if data sets to be read one after the other share a pipe. Collective over ``comm``.
 
     Raises
     ------
     DatasetError
-        On every rank alike.
+        On every rank.
     """
     agreed(comm, lambda: _pipes([name for data in several for name in _expanded(data)]) if comm.rank == 0 else None)
 
 
 def sharing(counts: Sequence[int], comm: Any) -> list[tuple[int, int, int]]:
-    """Return which items of which part are this rank's, where all parts have so many, as (part, first, last + 1).
+    """Return this rank's items of each part, given the number of items per part, as (part, first, last + 1).
 
-    Ranks get contiguous shares of about the same number.
+    Ranks get contiguous shares of about the same size.
 
     >>> from sparseallreduce import SERIAL
     >>> sharing([3, 0, 2], SERIAL)
@@ -162,12 +162,12 @@ def sharing(counts: Sequence[int], comm: Any) -> list[tuple[int, int, int]]:
 
 
 def _named(data: Data) -> list[str]:
-    """The names that a user gives, as text."""
+    """Return the names that a user gives, as text."""
     return [os.fspath(data)] if isinstance(data, str | os.PathLike) else [os.fspath(each) for each in data]
 
 
 def _expanded(data: Data) -> list[str]:
-    """The names of all files, in their order."""
+    """Return the names of all files in order."""
     found = []
     given = _named(data)
     for name in given:
@@ -185,19 +185,19 @@ def _expanded(data: Data) -> list[str]:
 
 
 def _in_folder(folder: str) -> list[str]:
-    """The files of a folder, without those that Spark and others put beside their parts."""
+    """Return the files of a folder, except those that Spark and others add to their parts."""
     with readable(folder), os.scandir(folder) as entries:
         kept = sorted((entry for entry in entries if not entry.name.startswith((".", "_"))), key=lambda entry: entry.name)
         inner = next((entry.path for entry in kept if entry.is_dir()), None)
         if inner is not None:
-            raise DatasetError(f"{folder}: there are folders in it, as {inner}: name those to read, or give a pattern, as {folder}/*/*")
+            raise DatasetError(f"{folder}: it contains folders, such as {inner}: name those to read, or use a pattern like {folder}/*/*")
         if not kept:
-            raise DatasetError(f"{folder}: there are no files in it, but for those whose names begin with a dot or an underscore")
+            raise DatasetError(f"{folder}: it contains no files except those whose names start with a dot or an underscore")
         return [entry.path for entry in kept]
 
 
 def _matching(pattern: str) -> list[str]:
-    """The files that match a pattern, and those of the folders that do."""
+    """Return the files that match a pattern, and those of matching folders."""
     hidden = os.path.basename(pattern).startswith((".", "_"))
     found = []
     for name in sorted(glob.glob(pattern, recursive=True)):
@@ -212,7 +212,7 @@ def _matching(pattern: str) -> list[str]:
 
 
 def _without_companions(names: list[str]) -> list[str]:
-    """Names without what is beside others: labels, encodings, the empty file of Spark, and what Hugging Face's datasets put there."""
+    """Return the names without companion files: labels, encodings, and what Spark and Hugging Face's datasets add."""
     known = set(names)
     has_arrow = any(name.endswith(".arrow") for name in names)
 
@@ -229,7 +229,7 @@ def _without_companions(names: list[str]) -> list[str]:
 
 
 def _check_alike(names: list[str], comm: Any) -> None:
-    """Refuse, on every rank alike, that ranks see different files; a single one may have another name on each."""
+    """Raise an error on every rank if ranks see different files; a single file may have different names."""
     ranks = gather(comm, (len(names), zlib.crc32("\0".join(names).encode(errors="surrogateescape")) if len(names) > 1 else 0))
     different = next((rank for rank, facts in enumerate(ranks) if facts != ranks[0]), None)
     if different is not None:
@@ -238,12 +238,12 @@ def _check_alike(names: list[str], comm: Any) -> None:
 
 
 def _pipes(names: list[str]) -> set[str]:
-    """Those of the names that are pipes, or whatever a descriptor of this process stands for.
+    """Return those of the names that are pipes, or descriptors of this process.
 
     Raises
     ------
     DatasetError
-        If one of them comes twice.
+        If one of them is named twice.
     """
     pipes: dict[object, str] = {}
     for name in names:
@@ -251,7 +251,7 @@ def _pipes(names: list[str]) -> set[str]:
         if name not in _STANDARD:
             try:
                 found = os.stat(name)
-            except OSError:  # says what is wrong as it is opened
+            except OSError:  # opening it later raises a better error
                 if not _DESCRIPTORS.fullmatch(name):
                     continue
                 identity = name
@@ -261,13 +261,13 @@ def _pipes(names: list[str]) -> set[str]:
                 identity = found.st_dev, found.st_ino
         if identity in pipes:
             shown = "standard input, -," if name in _STANDARD else name
-            raise DatasetError(f"{shown} is a pipe and can be read once, but is named twice: write to a file what comes by it")
+            raise DatasetError(f"{shown} is a pipe and can be read once, but is named twice: write its content to a file")
         pipes[identity] = name
     return set(pipes.values())
 
 
 def _copied(name: str, shown: str, comm: Any, stack: ExitStack) -> str:
-    """The name of a file that holds all that comes by a pipe, on rank 0; collective."""
+    """Copy the content of a pipe to a file on rank 0, and return the file's name. Collective."""
 
     def copied() -> str:
         if comm.rank != 0:
@@ -277,7 +277,7 @@ def _copied(name: str, shown: str, comm: Any, stack: ExitStack) -> str:
             try:
                 pipe = sys.stdin.buffer if name in _STANDARD else opened.enter_context(_opened_pipe(name, shown, comm))
             except FileNotFoundError as error:
-                raise OSError(f"{error.strerror}; the shell's pipes are not there for processes that mpiexec starts: {_REMEDY}") from None
+                raise OSError(f"{error.strerror}; processes started by mpiexec cannot access pipes of the shell: {_REMEDY}") from None
             shutil.copyfileobj(pipe, copy)
             copy.flush()
         return copy.name
@@ -286,12 +286,12 @@ def _copied(name: str, shown: str, comm: Any, stack: ExitStack) -> str:
 
 
 def _opened_pipe(name: str, shown: str, comm: Any) -> BinaryIO:
-    """Open a pipe once somebody writes into it; warn of a long wait for that.
+    """Open a pipe once a process writes to it; warn if that takes long.
 
     Raises
     ------
     OSError
-        If the default timeout is over before.
+        If the default timeout expires first.
     """
     descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -312,7 +312,7 @@ def _opened_pipe(name: str, shown: str, comm: Any) -> BinaryIO:
 
 
 def _cached(name: str, cache: DataCache, comm: Any) -> CachedInput:
-    """A file by way of a cache, as it is now for all ranks; collective."""
+    """Return a file that is read through a cache, in the version that rank 0 sees. Collective."""
 
     def version() -> FileVersion:
         with readable(name):

@@ -1,7 +1,7 @@
-"""Where records of CSV begin, whose quoted fields may hold newlines: the loops over characters, compiled by numba.
+"""Loops that find the starts of CSV records, whose quoted fields may contain newlines, compiled by numba.
 
-Quotes mean what they mean to pyarrow: a field that begins with one is quoted up to the next that is not doubled; elsewhere a quote is a
-character like others.
+Quotes have pyarrow's meaning: a field that starts with a quote ends at the next quote that is not doubled; elsewhere a quote is an ordinary
+character.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["IN_QUOTES", "NOT_QUOTED", "characters", "end_of_quotes", "record_sta
 Array = NDArray[Any]
 
 _FIELD_START, _IN_FIELD, _IN_QUOTES, _QUOTE_SEEN = 0, 1, 2, 3
-#: What a line may begin in: a record of its own, or a quoted field.
+#: States at the start of a line: a new record, or inside a quoted field.
 NOT_QUOTED, IN_QUOTES = _FIELD_START, _IN_QUOTES
 
 _QUOTE, _NEWLINE, _RETURN = 34, 10, 13
@@ -37,16 +37,16 @@ def _after(state: int, character: int, delimiter: int) -> int:
 
 @kernel
 def end_of_quotes(text: Array, delimiter: int, state: int) -> tuple[int, int, int]:
-    """Go over lines of text, of which the first begins in a state.
+    """Scan lines of text, the first of which starts in ``state``.
 
     Returns
     -------
     state : int
-        At the end.
+        State at the end.
     first : int
-        Where the first record begins behind a newline; -1 if there is none.
+        Start of the first record after a newline; -1 if there is none.
     opened : int
-        Where the quoted field begins that the end is in, if it is in one that began here; else -1.
+        Start of the quoted field that contains the end, if it starts in this text; otherwise -1.
     """
     first, opened, at = -1, -1, 0
     while at < text.size:
@@ -55,7 +55,7 @@ def end_of_quotes(text: Array, delimiter: int, state: int) -> tuple[int, int, in
                 at += 1
             if at == text.size:
                 break
-        elif first >= 0:  # outside quotes a character counts by the one before it
+        elif first >= 0:  # outside quotes the state follows from the previous character
             begin = at
             while at < text.size and text[at] != _QUOTE:
                 at += 1
@@ -75,9 +75,9 @@ def end_of_quotes(text: Array, delimiter: int, state: int) -> tuple[int, int, in
 
 @kernel
 def record_start(text: Array, delimiter: int, number: int, least: int) -> int:
-    """Return where a record begins: the one of this number, from 0, or the first that does so at ``least`` or behind it if that is not -1.
+    """Return the start of record ``number``, counted from 0, or of the first record at ``least`` or after it if that is not -1.
 
-    Empty lines are no records. It is the end of the text if there is no such record.
+    Empty lines are not records. Returns the end of the text if there is no such record.
     """
     state, found, start = _FIELD_START, 0, True
     for at in range(text.size):
@@ -95,5 +95,5 @@ def record_start(text: Array, delimiter: int, number: int, least: int) -> int:
 
 
 def characters(text: bytes) -> Array:
-    """The characters of a text, as the loops take them."""
+    """Return the bytes of a text as an array for the loops."""
     return np.frombuffer(text, np.uint8)

@@ -1,4 +1,4 @@
-"""What a reader of samples is told beside the name of the file, and errors that name an option."""
+"""Options of readers of samples, and errors that name an option."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ __all__ = [
 E = TypeVar("E", bound=DatasetError)
 
 AUTO = "auto"
-#: How files may say which feature an index of svmlight text is.
+#: Values of the option that says whether indices of svmlight text count from 0.
 BASES = (AUTO, "yes", "no")
-#: Of files with samples, and the endings by which they are known; the first bytes tell the binary format, svmlight is all else.
+#: Formats of samples, and their file name suffixes. The first bytes identify the binary format; svmlight is the default.
 FORMATS: dict[str, tuple[str, ...]] = {
     "svmlight": (".svm", ".svmlight", ".libsvm"),
     "binary": (".csr",),
@@ -39,28 +39,28 @@ FORMATS: dict[str, tuple[str, ...]] = {
     "vw": (".vw",),
     "text": (".tsv",),
     "csv": (".csv",),
-    "tsv": (".tsv", ".tab"),  # .tsv where a column is named
+    "tsv": (".tsv", ".tab"),  # .tsv only if a column is named
     "arrow": (".arrow", ".feather", ".ipc"),
 }
-#: Formats of tables; of Parquet where there are no columns of lists.
+#: Formats of tables; Parquet only without columns of lists.
 TABLES = ("csv", "tsv", "parquet", "arrow")
-#: Whether the first line of CSV names the columns.
+#: Values of the option that says whether the first line of CSV has the names of the columns.
 HEADERS = (AUTO, "yes", "no")
 MOST_CATEGORIES = 1 << 16
-DEFAULT_BITS = 18  # that Vowpal Wabbit takes by default
+DEFAULT_BITS = 18  # Vowpal Wabbit's default
 _MOST_BITS = 30
 
 
 def naming_option(template: str, argument: str, option: str, kind: type[E] = DatasetError) -> E:  # type: ignore[assignment]
-    """Return an error that names an option, as an argument in Python, and as an option where a command ends by it.
+    """Return an error that names an option: an argument in Python, an option at the command line.
 
     Parameters
     ----------
     template : str
-        The text, with ``{option}`` where the option is named.
+        Text, with ``{option}`` in place of the option.
     argument, option : str
     kind : type
-        Of the error.
+        Class of the error.
 
     Examples
     --------
@@ -74,28 +74,28 @@ def naming_option(template: str, argument: str, option: str, kind: type[E] = Dat
 
 
 def what_is_read() -> str:
-    """Return the formats and the endings of their names, as an error lists them."""
+    """Return the supported formats and their suffixes, for an error message."""
     listed = (f"{format} ({', '.join(endings)})" for format, endings in FORMATS.items())
-    return f"what is read is {', '.join(listed)}"
+    return f"supported formats are {', '.join(listed)}"
 
 
 @dataclass(frozen=True)
 class TableReading:
-    """Which columns of a table are what.
+    """The roles of the columns of a table.
 
     Raises
     ------
     DatasetError
-        If an option is none that there is.
+        If an option is invalid.
     """
 
     target: str | None = None  # the column of labels
     features: tuple[str, ...] | None = None  # the columns that become features; all others by default
-    drop: tuple[str, ...] = ()  # columns that do not
-    categorical: tuple[str, ...] = ()  # columns that are categories though they look like numbers or dates
-    header: str = AUTO  # of HEADERS; without a header columns are called "1", "2", ...
-    max_categories: int = MOST_CATEGORIES  # of a column; those of columns that have more are hashed
-    encoding: Encoding | None = None  # of a training set, by which columns are encoded
+    drop: tuple[str, ...] = ()  # columns that do not become features
+    categorical: tuple[str, ...] = ()  # columns to treat as categories although they look like numbers or dates
+    header: str = AUTO  # one of HEADERS; without a header columns are called "1", "2", ...
+    max_categories: int = MOST_CATEGORIES  # columns with more categories are hashed
+    encoding: Encoding | None = None  # encoding of a training set, to use for the columns
 
     def __post_init__(self) -> None:
         for name in ("features", "drop", "categorical"):
@@ -108,7 +108,7 @@ class TableReading:
 
     @property
     def names_columns(self) -> bool:
-        """Return True if a column is named, so that what is read must be a table."""
+        """True if a column is named, so that the format must be a table."""
         return bool(self.target is not None or self.features or self.drop or self.categorical or self.encoding)
 
 
@@ -121,7 +121,7 @@ def table_reading(
     max_categories: int,
     encoding: Encoding | None = None,
 ) -> TableReading:
-    """Return which columns are what, of arguments as users give them; raises DatasetError."""
+    """Return the roles of columns, from arguments as users pass them. Raises DatasetError."""
     given = [value if value is None or isinstance(value, str) else tuple(value) for value in (features, drop, categorical)]
     columns: Any = dict(zip(("features", "drop", "categorical"), given))
     return TableReading(target, header=header, max_categories=max_categories, encoding=encoding, **columns)
@@ -129,19 +129,19 @@ def table_reading(
 
 @dataclass(frozen=True)
 class Reading:
-    """How to read a file of samples.
+    """Options for reading a file of samples.
 
     Raises
     ------
     DatasetError
-        If an option is none that there is.
+        If an option is invalid.
     """
 
-    format: str | None = None  # a key of FORMATS; by default what the name and the first bytes say
-    zero_based: str | bool = "no"  # of svmlight text: whether indices count from 0; True for "yes"; "auto": whether there is an index 0
-    hash_bits: int | None = None  # of formats whose features are hashed: N is 2 to the power of it
-    unlabelled: bool = False  # whether samples may come without labels, which are then NaN
-    table: TableReading = field(default_factory=TableReading)  # of a table: which columns are what
+    format: str | None = None  # a key of FORMATS; by default determined by the name and the first bytes
+    zero_based: str | bool = "no"  # whether indices of svmlight text count from 0; True for "yes"; "auto": if there is an index 0
+    hash_bits: int | None = None  # for formats with hashed features: N is 2**hash_bits
+    unlabelled: bool = False  # whether samples may lack labels, which are then NaN
+    table: TableReading = field(default_factory=TableReading)  # for tables: the roles of columns
 
     def __post_init__(self) -> None:
         if isinstance(self.zero_based, bool):
@@ -154,12 +154,12 @@ class Reading:
             raise DatasetError(f"features are hashed to 1 to {_MOST_BITS} bits, not to {self.hash_bits}")
 
     def bits(self, source: object, n_features: int | None) -> int:
-        """To how many bits the features of a file are hashed, where there have to be so many features if any number is given.
+        """Return the number of bits to which the features of a file are hashed, given the required number of features, if any.
 
         Raises
         ------
         DatasetError
-            If the two do not go together.
+            If the two do not match.
         """
         bits = self.hash_bits or (n_features and bits_of(n_features)) or DEFAULT_BITS
         if n_features is not None and n_features != 1 << bits:
@@ -169,7 +169,7 @@ class Reading:
 
 
 def bits_of(features: int) -> int | None:
-    """To how many bits so many features have been hashed; None if their number says that they have not.
+    """Return the number of bits to which this many features have been hashed, or None if it is not a power of two.
 
     >>> bits_of(262144), bits_of(1000)
     (18, None)

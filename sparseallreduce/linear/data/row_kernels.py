@@ -1,4 +1,4 @@
-"""The loops that make rows of features out of what formats allow, compiled by numba."""
+"""Loops that sort the features of rows, compiled by numba."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Array = NDArray[Any]
 
 @kernel
 def increasing(indptr: Array, indices: Array) -> bool:
-    """Whether the features of each row increase, and so are there once."""
+    """Return True if the features of each row are strictly ascending."""
     for row in range(indptr.size - 1):
         for entry in range(indptr[row] + 1, indptr[row + 1]):
             if indices[entry] <= indices[entry - 1]:
@@ -26,7 +26,7 @@ def increasing(indptr: Array, indices: Array) -> bool:
 
 @kernel
 def merge_rows(indptr: Array, indices: Array, values: Array) -> int:
-    """Sort the features of every row, and add up those that have come to the same index; returns how many are left in all."""
+    """Sort the features of every row and add duplicates; return the total number of entries left."""
     written = begin = 0
     for row in range(indptr.size - 1):
         end = indptr[row + 1]

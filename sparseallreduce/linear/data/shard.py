@@ -1,4 +1,4 @@
-"""Rows that every rank holds, dealt out: each rank takes a block of its own."""
+"""Distribution of rows that every rank has: each rank takes its own block."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ __all__ = ["shard"]
 
 
 def shard(X: Any, y: Any = None, comm: Any = None) -> Any:
-    """Return this rank's block of rows that every rank holds; collective over ``comm``.
+    """Return this rank's block of rows that every rank has. Collective over ``comm``.
 
-    Ranks get contiguous blocks of about the same number of rows, in the order of ranks, of the same type as what is given.
+    Ranks get contiguous blocks of about the same number of rows, in rank order, of the same type as the arguments.
 
     Parameters
     ----------
     X : array-like, scipy.sparse matrix or array, or frame
-        The same on every rank.
+        Rows, the same on every rank.
     y : array-like, optional
-        One label a row.
+        One label per row.
     comm : mpi4py.MPI.Intracomm or SERIAL, optional
         ``MPI.COMM_WORLD`` by default.
 
     Returns
     -------
     X, y
-        Or X alone, if there is no y.
+        Only X, if there is no y.
 
     Raises
     ------
     MismatchError
-        On all ranks alike, if ranks hold different rows, or X and y are not of the same length.
+        On all ranks, if ranks have different rows, or X and y do not have the same length.
 
     Examples
     --------
@@ -62,15 +62,15 @@ def _dealt(X: Any, y: Any, comm: Any) -> Any:
     if different is not None:
         counts = [facts[0] for facts in (ranks[0], ranks[different])]
         what = f"other ones of {rows}" if counts[0] == counts[1] else f"{counts[0]} and {counts[1]}"
-        said = f"every rank must hold the same rows, but ranks 0 and {different} hold {what}"
-        raise MismatchError(f"{said}: rows that a rank has of its own need no dealing")
+        reason = f"every rank must hold the same rows, but ranks 0 and {different} hold {what}"
+        raise MismatchError(f"{reason}: do not call shard for rows that are distributed already")
     low, high = (rows * rank // comm.size for rank in (comm.rank, comm.rank + 1))
     own = _block(X, low, high)
     return own if y is None else (own, _block(y, low, high))
 
 
 def _facts(X: Any, y: Any, comm: Any) -> tuple[int, int, int]:
-    """Rows, and numbers that other rows hardly have."""
+    """Return the number of rows, and checksums of X and y."""
     return (_rows(X), _digest(X), 0 if y is None else _digest(y)) if comm.size > 1 else (_rows(X), 0, 0)
 
 
@@ -81,9 +81,9 @@ def _rows(given: Any) -> int:
 def _block(given: Any, low: int, high: int) -> Any:
     if hasattr(given, "iloc"):
         return given.iloc[low:high]
-    if hasattr(given, "with_format"):  # Hugging Face's
+    if hasattr(given, "with_format"):  # Hugging Face
         return given.select(range(low, high))
-    if hasattr(given, "slice"):  # Arrow's and polars'
+    if hasattr(given, "slice"):  # Arrow and polars
         return given.slice(low, high - low)
     return (given.tocsr() if issparse(given) else given)[low:high]  # type: ignore[attr-defined]
 
@@ -97,7 +97,7 @@ def _digest(given: Any) -> int:
 
 
 def _arrays(given: Any) -> Iterator[Any]:
-    """What rows are made of, as arrays of NumPy."""
+    """Yield the data of rows as NumPy arrays."""
     if issparse(given):
         rows: Any = given.tocsr()  # type: ignore[attr-defined]
         yield from (rows.indptr, rows.indices, rows.data)

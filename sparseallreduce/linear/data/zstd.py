@@ -1,4 +1,4 @@
-"""Zstandard: files of one frame or several, by the package zstandard, which not everyone has."""
+"""Zstandard files with one or several frames, read with the optional package zstandard."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from sparseallreduce.errors import DatasetError
 
 __all__ = ["ZSTD_MAGIC", "ZstdFile", "open_zstd"]
 
-#: How a frame begins.
+#: First bytes of a frame.
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-_PIECE = 1 << 12  # bytes that are decompressed at once: they may become 128 MiB, but hardly ever do
-_LARGEST_WINDOW = 1 << 31  # bytes: files of `zstd --long=31` have it
+_PIECE = 1 << 12  # bytes decompressed in one call, which could give 128 MiB, but hardly ever do
+_LARGEST_WINDOW = 1 << 31  # bytes, for files of `zstd --long=31`
 
 
 class ZstdFile(io.RawIOBase):
-    """The decompressed bytes of a file, from its beginning to its end.
+    """The decompressed bytes of a file, from start to end.
 
-    Unlike the readers of zstandard itself it notices that a file is cut off.
+    Unlike the readers of zstandard itself it detects a truncated file.
 
     Parameters
     ----------
     file : binary file
-        Open for reading. It is not closed with this one.
+        File open for reading. It is not closed with this object.
 
     Raises
     ------
@@ -35,15 +35,15 @@ class ZstdFile(io.RawIOBase):
     def __init__(self, file: BinaryIO) -> None:
         self._zstandard = _zstandard(getattr(file, "name", "a file"))
         self._file = file
-        self._frame: Any = None  # the decompressor of the frame that is read; None between two frames
-        self._left = b""  # compressed bytes behind the end of the last frame
-        self._ready = memoryview(b"")  # decompressed bytes that nobody has asked for yet
+        self._frame: Any = None  # the decompressor of the current frame; None between two frames
+        self._left = b""  # compressed bytes after the end of the last frame
+        self._ready = memoryview(b"")  # decompressed bytes that have not been read yet
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a buffer, or a part of it; return how many bytes were read, 0 at the end.
+        """Fill a buffer, or a part of it; return the number of bytes read, 0 at the end.
 
         Raises
         ------
@@ -79,7 +79,7 @@ class ZstdFile(io.RawIOBase):
 
 
 def open_zstd(path: str | os.PathLike[str], mode: str) -> Any:
-    """Open a file to read what it holds decompressed, or to write into it what is then compressed.
+    """Open a file to read its decompressed content, or to write content that is compressed.
 
     Raises
     ------
@@ -92,7 +92,7 @@ def open_zstd(path: str | os.PathLike[str], mode: str) -> Any:
 
 
 class _Owning(io.BufferedReader):
-    """A reader that closes the file that it was made of."""
+    """A reader that closes its underlying file."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -105,8 +105,8 @@ class _Owning(io.BufferedReader):
 
 def _zstandard(path: object) -> Any:
     try:
-        # Not everyone has it.
+        # An optional dependency.
         import zstandard
     except ImportError:
-        raise DatasetError(f"cannot open {path}: .zst takes zstandard: install sparseallreduce[zstd]") from None
+        raise DatasetError(f"cannot open {path}: .zst needs zstandard: install sparseallreduce[zstd]") from None
     return zstandard
