@@ -80,6 +80,9 @@ demo: $(VENV)/installed
 SECONDS := build/test-seconds.json
 test test-all test-oldest test-torch test-frameworks: export TEST_SECONDS := $(SECONDS)
 
+# Where kernels that tests have compiled are kept for other clones (tests/kept_kernels.py). TEST_KERNELS= keeps none.
+export TEST_KERNELS ?= $(if $(or $(XDG_CACHE_HOME),$(HOME)),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/sparseallreduce-tests)
+
 # What needs PyTorch, in an environment of its own: the rest of the library may not depend on it.
 TORCH_TESTS := tests/pytorch sparseallreduce/torch "tests/test_examples.py::test_a_program_runs[torch_digits.py-2]"
 TEST_TORCH = REQUIRE_TORCH=1 REQUIRE_MPI=1 $(VENV_TORCH)/bin/python -m pytest $(TORCH_TESTS) $(PYTEST_ARGS) || [ $$? -eq 5 ]

@@ -17,6 +17,7 @@ if "SPARSEALLREDUCE_CACHE" not in os.environ:
     atexit.register(shutil.rmtree, os.environ["SPARSEALLREDUCE_CACHE"], ignore_errors=True)
 
 import budget
+import kept_kernels
 import mpi_launch
 import pytest
 from hypothesis import HealthCheck, settings
@@ -49,6 +50,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(OnlyMpi())
     if not hasattr(config, "workerinput"):
         mpi_launch.share_cores_as_one()
+        kept_kernels.unpack()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        kept_kernels.pack()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
