@@ -1,9 +1,9 @@
 """Sparse allreduce over MPI: the sum of vectors with few non-zeros, at a fraction of the cost of a dense ``MPI_Allreduce``.
 
 Make a :class:`SparseStream` on every rank, and give it to :func:`allreduce`, or to :func:`iallreduce`, which returns a
-:class:`Request`. :func:`explain` says which way they take, and :func:`simulate` runs any number of ranks in one process. The lossy
-sums are :class:`OkTopk`, :class:`GTopk`, :class:`TopkA`, :class:`TopkDSA`, :class:`GaussianK`,
-:class:`HiTopK` and :class:`Auto`, which takes the fastest of them.
+:class:`Request`; or to :func:`reduce`, :func:`reduce_scatter`, :func:`allgather` or :func:`bcast`. :func:`explain` says which way they
+take, and :func:`simulate` runs any number of ranks in one process. The lossy sums are :class:`OkTopk`, :class:`GTopk`, :class:`TopkA`,
+:class:`TopkDSA`, :class:`GaussianK`, :class:`HiTopK` and :class:`Auto`, which takes the fastest of them.
 
 >>> import sparseallreduce as sar
 >>> stream = sar.SparseStream([1, 4], [10.0, 40.0], size=8)
@@ -42,6 +42,16 @@ from sparseallreduce.reducers import (
 from sparseallreduce.runtime.api import Request, allreduce, iallreduce
 from sparseallreduce.runtime.devices import local_device
 from sparseallreduce.runtime.explaining import Explanation, explain
+from sparseallreduce.runtime.family import (
+    allgather,
+    bcast,
+    iallgather,
+    ibcast,
+    ireduce,
+    ireduce_scatter,
+    reduce,
+    reduce_scatter,
+)
 from sparseallreduce.runtime.plan import Plan
 from sparseallreduce.runtime.planning import allreduce_init
 from sparseallreduce.runtime.serial import SERIAL
@@ -86,12 +96,20 @@ __all__ = [
     "WireError",
     "__version__",
     "algorithms",
+    "allgather",
     "allreduce",
     "allreduce_init",
+    "bcast",
     "explain",
     "explain_reducer",
+    "iallgather",
     "iallreduce",
+    "ibcast",
+    "ireduce",
+    "ireduce_scatter",
     "local_device",
+    "reduce",
+    "reduce_scatter",
     "show_versions",
     "simulate",
     "trace",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from numbers import Integral
 from typing import Any, NamedTuple
 
 from sparseallreduce.algorithms.allgather import allgather
+from sparseallreduce.algorithms.collectives import COLLECTIVES
 from sparseallreduce.algorithms.dense import dense
 from sparseallreduce.algorithms.dsar_early_switch import dsar_early_switch
 from sparseallreduce.algorithms.dsar_split_allgather import dsar_split_allgather
@@ -18,9 +19,9 @@ from sparseallreduce.algorithms.ssar_split_allgather import ssar_split_allgather
 from sparseallreduce.algorithms.steps import DenseAllgather, DenseAllreduce, Schedule
 from sparseallreduce.errors import AlgorithmError
 
-__all__ = ["ALGORITHMS", "AUTO", "FLAT", "Algorithm", "Hosts", "algorithms", "checked_options"]
+__all__ = ["ALGORITHMS", "ALLREDUCE", "AUTO", "FLAT", "Algorithm", "Hosts", "algorithms", "checked_options"]
 
-AUTO = "auto"
+AUTO, ALLREDUCE = "auto", "allreduce"
 
 
 class Algorithm(NamedTuple):
@@ -66,13 +67,28 @@ ALGORITHMS: dict[str, Algorithm] = {
 COMMON_OPTIONS = ("switch_density", "timeout", "machine", "index_codec", "value_codec", "seed", "progress")
 
 
-def algorithms() -> list[str]:
-    """The names that ``algorithm=`` takes.
+def algorithms(collective: str = "allreduce") -> list[str]:
+    """Return the names that ``algorithm=`` of a collective takes.
 
-    >>> "ssar_split_allgather" in algorithms()
-    True
+    Parameters
+    ----------
+    collective : str
+        "allreduce", "reduce", "reduce_scatter", "allgather" or "bcast".
+
+    Raises
+    ------
+    AlgorithmError
+        If there is no such collective.
+
+    Examples
+    --------
+    >>> "ssar_split_allgather" in algorithms(), algorithms("reduce")
+    (True, ['tree', 'split', 'auto'])
     """
-    return [*ALGORITHMS, AUTO]
+    known: dict[str, Iterable[str]] = {ALLREDUCE: ALGORITHMS, **COLLECTIVES}
+    if collective not in known:
+        raise AlgorithmError(f"unknown collective {collective!r}: use one of {', '.join(known)}")
+    return [*known[collective], AUTO]
 
 
 def checked_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:

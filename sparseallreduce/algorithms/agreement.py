@@ -98,7 +98,7 @@ def _error(intents: Sequence[Mapping[str, Any]]) -> SparseAllreduceError:
         return MismatchError("the ranks disagree on the operation: all ranks must start the same operations in the same order")
     values: dict[str, list[int]] = {}
     for rank, intent in enumerate(intents):
-        values.setdefault(str(intent.get(term)), []).append(rank)
+        values.setdefault(str(intent.get(term, "another operation")), []).append(rank)
     parts = [f"{value} on {named_ranks(where)}" for value, where in values.items()]
     return MismatchError(f"the ranks disagree on the {term}: {'; '.join(parts)}. All ranks must pass the same")
 

@@ -24,7 +24,7 @@ from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
 from sparseallreduce.streams.wire import INDEX_NAMES, VALUE_NAMES, Encoding, decoded
 
-__all__ = ["Call", "allreduce", "arguments_of", "checked", "make_call", "memory_term", "operator_term", "takes_samples"]
+__all__ = ["Call", "allreduce", "arguments_of", "checked", "make_call", "memory_term", "no_stream", "operator_term", "takes_samples"]
 
 
 class Call(NamedTuple):
@@ -60,15 +60,17 @@ def make_call(stream: Any, op: Any, algorithm: Any, options: Mapping[str, Any]) 
         return None, Intent((), 0, error)
 
 
-def no_stream(given: Any) -> StreamTypeError:
+def no_stream(given: Any, collective: str = "allreduce") -> StreamTypeError:
     """Return the error for what is no stream, with the way to make one of it."""
+    if isinstance(given, list | tuple) and any(isinstance(each, SparseStream) for each in given):
+        return StreamTypeError(f"{collective} takes one SparseStream, and not a list of them as allreduce does")
     if hasattr(given, "tocoo"):
         way = "SparseStream.from_scipy"
     elif isinstance(given, Mapping):
         way = "SparseStream.from_coo"
     else:
         way = "SparseStream.from_dense"
-    return StreamTypeError(f"allreduce takes a SparseStream, not {type(given).__name__}: make one, as with {way}")
+    return StreamTypeError(f"{collective} takes a SparseStream, not {type(given).__name__}: make one, as with {way}")
 
 
 def allreduce(

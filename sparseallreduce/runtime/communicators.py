@@ -46,6 +46,7 @@ _keyval: Any = None  # key of the attribute that holds the channel; None until t
 class _OverMPI(NamedTuple):
     MPI: Any
     channel: Any
+    collective_work: Any
     deadline: Any
     fast: Any
     freeing: Any
@@ -59,9 +60,9 @@ def over_mpi() -> _OverMPI:
     """Import MPI, and the modules that need it, on first use."""
     from mpi4py import MPI
 
-    from sparseallreduce.runtime import channel, deadline, fast, freeing, operation, progress, signature
+    from sparseallreduce.runtime import channel, collective_work, deadline, fast, freeing, operation, progress, signature
 
-    return _OverMPI(MPI, channel, deadline, fast, freeing, operation, progress, signature)
+    return _OverMPI(MPI, channel, collective_work, deadline, fast, freeing, operation, progress, signature)
 
 
 def world() -> MPI.Intracomm | SerialCommunicator:

@@ -11,9 +11,11 @@ from typing import Any
 
 from sparseallreduce.algorithms.agreement import Intent
 from sparseallreduce.algorithms.allreduce import make_call
+from sparseallreduce.algorithms.collectives.call import Collective, make_collective_call
 from sparseallreduce.algorithms.many import make_fused_call
 from sparseallreduce.runtime import deadline, progress
 from sparseallreduce.runtime.channel import Channel
+from sparseallreduce.runtime.collective_work import work_of
 from sparseallreduce.runtime.handshake.shared import SLOTS
 from sparseallreduce.runtime.operation import Operation
 from sparseallreduce.runtime.signature import Signature
@@ -41,13 +43,13 @@ def has_begun(channel: Channel) -> bool:
 
 
 def start(
-    stream: SparseStream, op: str, algorithm: str, channel: Channel, blocking: bool, fusion: Fusion | None = None
+    stream: SparseStream, op: str, algorithm: str, channel: Channel, blocking: bool, fusion: Any = None, collective: Any = None
 ) -> Operation | None:
     """Start an operation and return it, completed if ``blocking``. Return None if it cannot start yet.
 
     It cannot start if earlier operations on this channel have not started, or are in flight and ``blocking`` is true; if the arguments need
-    checking; if another thread is progressing this channel; or if another rank is more than four operations behind. ``fusion`` describes
-    the list of streams that were fused into ``stream``, if any.
+    checking; if another thread is progressing this channel; or if another rank is more than four operations behind. ``fusion`` (a Fusion)
+    describes the list of streams that were fused into ``stream``; ``collective`` (a Collective) is another one than allreduce.
 
     Raises
     ------
@@ -67,10 +69,10 @@ def start(
                 if not locked[0]:
                     return None
             stored = stream._stored
-            key = (stream.size, stored.dtype, stored.shape[1:], type(stored), op, algorithm) if fusion is None else (fusion, op, algorithm)
-            signature = channel.signatures.get(key)
+            like = (stream.size, stored.dtype, stored.shape[1:], type(stored)) if fusion is None else fusion
+            signature = channel.signatures.get(key := (like, op, algorithm, collective))
             if signature is None:
-                signature = _signature_of(key, stream, op, algorithm, channel, fusion)
+                signature = _signature_of(key, stream, op, algorithm, channel, fusion, collective)
                 if signature is None:
                     return None
             handshake = slots[sequence % SLOTS] if slots else channel.handshake_of(sequence)
@@ -103,17 +105,27 @@ def start(
 
 
 def _signature_of(
-    key: tuple[Any, ...], stream: SparseStream, op: str, algorithm: str, channel: Channel, fusion: Fusion | None
-) -> Signature | None:
+    key: tuple[Any, ...],
+    stream: SparseStream,
+    op: str,
+    algorithm: str,
+    channel: Channel,
+    fusion: Fusion | None,
+    collective: Collective | None,
+) -> Any:
     """Return the cached signature of operations on such streams, creating it if needed. Return None if the arguments are wrong."""
-    call, intent = make_call(stream, op, algorithm, {})
+    call: Any
+    if collective is not None:
+        call, intent = make_collective_call(collective, stream, op, algorithm, {}, channel.rank, channel.ranks)
+    else:
+        call, intent = make_call(stream, op, algorithm, {})
     if call is not None and fusion is not None:
         intent = make_fused_call(fusion, stream, op, algorithm)[1]
     if intent.error is not None and not isinstance(intent.error, Exception):
         raise intent.error  # an interrupt, which a second attempt would lose
     if call is None or intent.error is not None:
         return None
-    signature = Signature(call, intent, channel)
+    signature = Signature(call, intent, channel) if collective is None else work_of(call, intent, channel)
     if len(channel.signatures) >= _REMEMBERED:
         channel.signatures.clear()
     channel.signatures[key] = signature

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparseallreduce.algorithms.agreement import Intent, common_error
 from sparseallreduce.algorithms.allreduce import Call, allreduce, make_call
+from sparseallreduce.algorithms.collectives.call import Collective, CollectiveCall, make_collective_call, run_collective
 from sparseallreduce.algorithms.hierarchical import Hosts
 from sparseallreduce.algorithms.many import ListCall, allreduce_list, make_list_call
 from sparseallreduce.algorithms.steps import (
@@ -36,7 +37,19 @@ if TYPE_CHECKING:
     from sparseallreduce.runtime.channel import Channel
     from sparseallreduce.streams.stream import SparseStream
 
-__all__ = ["Telling", "TellingBehind", "agree", "alone", "checked_intent", "latest", "launch", "launched", "leave", "start"]
+__all__ = [
+    "Telling",
+    "TellingBehind",
+    "agree",
+    "alone",
+    "checked_intent",
+    "latest",
+    "launch",
+    "launched",
+    "leave",
+    "start",
+    "start_collective",
+]
 
 
 Made = tuple[Call | ListCall | None, Intent]
@@ -71,6 +84,34 @@ def start(
     if isinstance(call, ListCall):
         request._cut = call.cutter()
     return request
+
+
+def start_collective(
+    collective: Collective, stream: Any, comm: Any, op: Any, algorithm: Any, options: dict[str, Any], blocking: bool
+) -> Request:
+    """Start a collective besides allreduce, as :func:`start` starts that."""
+    progress = options.pop("progress", "manual") if not blocking else "manual"
+    timeout = options.pop("timeout", None) if blocking else None
+    comm = resolve(comm)
+    ranks, rank = size_of(comm), comm.rank
+    made, intent = make_collective_call(collective, stream, op, algorithm, options, rank, ranks)
+    intent = checked_intent(intent, comm, progress, timeout)
+    at_once = blocking and timeout is None
+    if ranks == 1:
+        request = alone(lambda: _collective_alone(made, intent), intent, blocking)
+    elif made is None or intent.error is not None:
+        request = launched(comm, lambda _: Launched(intent), None, at_once, progress)
+    else:
+        request = launched(comm, lambda channel: over_mpi().collective_work.work_of(made, intent, channel), stream, at_once, progress)
+    if made is not None:
+        request._cut = made.finish(rank, ranks)
+    request._timeout = _as_timeout(timeout)
+    return request
+
+
+def _collective_alone(made: CollectiveCall | None, intent: Intent) -> Generator[Step, Any, Any]:
+    assert made is not None
+    return run_collective(made, (intent.entries,), 0, 1, None, Reduction(made.call.op, made.call.switch_density))
 
 
 def _as_timeout(timeout: Any) -> float | None:

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from sparseallreduce.algorithms.choose import choose_shortcut, problem_of
+from sparseallreduce.algorithms.collectives.cost import predicted_times
 from sparseallreduce.algorithms.cost import Machine, Problem, predicted_time, shared_split_time
 from sparseallreduce.algorithms.hierarchical import Hosts
 from sparseallreduce.runtime.handshake.base import payload_capacity
@@ -17,7 +18,7 @@ from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
 from sparseallreduce.streams.wire import Encoding
 
-__all__ = ["beginning_times", "byte_limits", "dense_share", "expected_beginning", "uneven_beginning"]
+__all__ = ["beginning_times", "byte_limits", "collective_beginning", "dense_share", "expected_beginning", "uneven_beginning"]
 
 # Streams up to these sizes, in bytes, are always packed into the record, in messages and in shared memory. MPI libraries send messages of
 # 4 KiB immediately, but parts of longer ones only after the receiver has answered.
@@ -67,14 +68,49 @@ def expected_beginning(
     hosts : Hosts, optional
         The ranks of each host.
     """
+    limits = byte_limits(ranks, shares_memory, capacity)
+    problem = problem_of(stream, stream.stored, ranks, reduction, encoding, hosts=hosts)
+    return _beginning(stream, reduction, limits, lambda fits, writes: _fastest(problem, machine, fits, writes, share))
+
+
+def collective_beginning(
+    collective: str,
+    considered: Problem,
+    stream: SparseStream,
+    ranks: int,
+    reduction: Reduction,
+    machine: Machine,
+    *,
+    shares_memory: bool = False,
+    capacity: int = 0,
+    share: float = 1.0,
+    encoding: Encoding = Encoding(),  # noqa: B008 - a constant
+    hosts: Hosts | None = None,
+) -> str:
+    """As :func:`expected_beginning`, of a collective with algorithms of its own, of which a shortcut does more than is asked for.
+
+    ``considered`` is what :func:`~sparseallreduce.algorithms.collectives.cost.choose` is asked.
+    """
+    limits = byte_limits(ranks, shares_memory, capacity)
+    problem = problem_of(stream, stream.stored, ranks, reduction, encoding, hosts=hosts)
+
+    def fastest(fits: bool, writes: bool) -> str:
+        return _fastest_of(collective, considered, problem, machine, fits, writes, share)
+
+    return _beginning(stream, reduction, limits, fastest)
+
+
+def _beginning(
+    stream: SparseStream, reduction: Reduction, limits: tuple[int, int, int], fastest: Callable[[bool, bool], str]
+) -> str:
+    """Return what is settled, or else what ``fastest`` finds: it is told whether a stream can be packed, and written to shared memory."""
     summed, nbytes = reduction.op.is_sum, packed.packed_bytes(stream)
-    always, room, capacity = byte_limits(ranks, shares_memory, capacity)
+    always, room, capacity = limits
     if stream.is_dense and not summed:
         return ""
     if nbytes <= always:
         return "packed"
-    fits, writes = nbytes <= room and not stream.is_dense, summed and nbytes <= capacity
-    return _fastest(problem_of(stream, stream.stored, ranks, reduction, encoding, hosts=hosts), machine, fits, writes, share)
+    return fastest(nbytes <= room and not stream.is_dense, summed and nbytes <= capacity)
 
 
 def uneven_beginning(
@@ -149,6 +185,15 @@ def beginning_times(
 @lru_cache(maxsize=4096)
 def _fastest(problem: Problem, machine: Machine, fits: bool, writes: bool, share: float) -> str:
     return choose_shortcut(problem, machine, _times(problem, machine, fits, writes, share))
+
+
+@lru_cache(maxsize=4096)
+def _fastest_of(
+    collective: str, considered: Problem, problem: Problem, machine: Machine, fits: bool, writes: bool, share: float
+) -> str:
+    times = {name: time + 2 * machine.alpha for name, time in predicted_times(collective, considered, machine).items()}
+    times |= _times(problem, machine, fits, writes, share)
+    return min(times, key=times.__getitem__)
 
 
 def _times(problem: Problem, machine: Machine, fits: bool, writes: bool, share: float) -> dict[str, float]:

@@ -43,7 +43,7 @@ class Request:
         result: Any = None,
         error: BaseException | None = None,
         divisor: int = 0,
-        cut: Callable[[Any], list[Any]] | None = None,
+        cut: Callable[[Any], Any] | None = None,
     ) -> None:
         self._operation = operation
         self._result = result
@@ -51,7 +51,7 @@ class Request:
         self._divisor = divisor  # the number by which the result of a mean is still to be divided, else 0
         self._timeout: float | None = None  # default timeout of this request, in seconds
         self._tests: LongWait | None = None  # starts at the first test that finds it incomplete
-        self._cut = cut  # cuts the result of a list, if that is still to be done
+        self._cut = cut  # makes of the result what this rank gets, if that is still to be done: a list, or a part
         self._queue: Queue | None = None  # queue of GPU work that the result may still depend on
         self._number = next(_numbers)
         if operation is not None:

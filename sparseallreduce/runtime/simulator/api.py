@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
 from sparseallreduce.algorithms.allreduce import Call, allreduce, make_call
+from sparseallreduce.algorithms.collectives.call import Collective
 from sparseallreduce.algorithms.steps import Schedule
 from sparseallreduce.errors import StreamError
 from sparseallreduce.runtime.options import OperationOptions
 from sparseallreduce.runtime.simulator.agreement import expect_agreement, overlap_of
 from sparseallreduce.runtime.simulator.delivery import Chooser
 from sparseallreduce.runtime.simulator.engine import run
+from sparseallreduce.runtime.simulator.family import simulate_collective
 from sparseallreduce.runtime.simulator.lossy import SimulatedReducer, simulate_reducers
 from sparseallreduce.runtime.simulator.many import simulate_lists
 from sparseallreduce.runtime.simulator.network import Network, machine_of
@@ -32,9 +34,13 @@ def simulate(
     *,
     delivery: int | Chooser | None = None,
     through_wire: bool = False,
+    collective: str = "allreduce",
+    root: int = 0,
+    bounds: Sequence[int] | None = None,
+    join: str | Operator = "ranges",
     **options: Unpack[OperationOptions],
 ) -> Simulation:
-    """Simulate the sparse allreduce of P streams, one for each rank, on a virtual network.
+    """Simulate the sparse allreduce of P streams, one for each rank, or another collective, on a virtual network.
 
     Parameters
     ----------
@@ -49,6 +55,8 @@ def simulate(
         (messages between two ranks keep theirs). A callable picks one of n possibilities, for tests that search for a bad order.
     through_wire : bool
         Whether every message is encoded to bytes and decoded, as over MPI.
+    collective, root, bounds, join
+        "allreduce", "reduce", "reduce_scatter", "allgather" or "bcast", and its arguments. A broadcast sends the root's stream.
 
     Returns
     -------
@@ -70,10 +78,26 @@ def simulate(
     network = network or Network()
     if len(streams) == 0:
         raise StreamError("simulate takes a stream for each rank, and there is none")
+    other = Collective.named(collective, root, bounds, join)
+    if other is not None:
+        return simulate_collective(streams, other, algorithm, network, op, delivery, through_wire, options)
     if not isinstance(algorithm, str):
         return simulate_reducers(streams, algorithm, network, delivery, through_wire)
     if any(isinstance(stream, list | tuple) for stream in streams):
         return simulate_lists(streams, algorithm, network, op, delivery, through_wire, options)
+    return _simulate_streams(streams, algorithm, network, op, delivery, through_wire, options)
+
+
+def _simulate_streams(
+    streams: Sequence[Any],
+    algorithm: str,
+    network: Network,
+    op: str | Operator,
+    delivery: int | Chooser | None,
+    through_wire: bool,
+    options: Mapping[str, Any],
+) -> Simulation:
+    """Simulate an allreduce of one stream for each rank."""
     calls, entries = _agreed_calls(streams, op, algorithm, options)
     reductions = shared_reductions([(call.op, call.switch_density) for call in calls])
     schedules = _schedules(calls, entries, network, reductions)

@@ -1,0 +1,283 @@
+"""What a user calls: which collective, its arguments, checked, the schedule of one rank, and what the user gets of the result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import pairwise
+from numbers import Integral
+from typing import Any, NamedTuple
+
+from sparseallreduce.algorithms import ALGORITHMS, ALLREDUCE, AUTO, Hosts, algorithms
+from sparseallreduce.algorithms.agreement import Intent
+from sparseallreduce.algorithms.allreduce import Call, arguments_of, checked, memory_term, no_stream, operator_term
+from sparseallreduce.algorithms.boundaries import Figures
+from sparseallreduce.algorithms.choose import problem_of, rounded
+from sparseallreduce.algorithms.collectives import COLLECTIVES
+from sparseallreduce.algorithms.collectives.allgather import DISJOINT, RANGES
+from sparseallreduce.algorithms.collectives.cost import choose
+from sparseallreduce.algorithms.cost import Machine, Problem
+from sparseallreduce.algorithms.staging import staged
+from sparseallreduce.algorithms.steps import Schedule
+from sparseallreduce.errors import AlgorithmError
+from sparseallreduce.streams.kernels.backend import array_module
+from sparseallreduce.streams.operator import SUM, as_operator
+from sparseallreduce.streams.partition import boundaries, slice_range
+from sparseallreduce.streams.reduction import Reduction, divided
+from sparseallreduce.streams.stream import SparseStream, index_dtype
+from sparseallreduce.streams.wire import decoded
+
+__all__ = ["Collective", "CollectiveCall", "Finish", "collective_problem", "make_collective_call", "run_collective"]
+
+_JOINED = "operator"  # how streams are joined by one
+_ANY_SIZE = 1 << 32  # in place of sizes that the ranks do not know of each other: of streams that stay sparse
+_WORD = 8  # bytes of an entry of float32
+
+
+class Collective(NamedTuple):
+    """Which collective, and what its result depends on besides streams and operator."""
+
+    name: str
+    root: Any = None  # of reduce and bcast: a rank
+    bounds: Any = None  # of reduce_scatter: P + 1 bounds of the ranks' ranges, None for even ones
+    join: Any = None  # of allgather: "ranges", "disjoint" or an operator
+
+    @classmethod
+    def named(cls, name: str, root: Any = 0, bounds: Any = None, join: Any = RANGES) -> Collective | None:
+        """Return the collective of a name, with those details that it takes; None for allreduce.
+
+        Raises
+        ------
+        AlgorithmError
+            If there is no such collective.
+        """
+        algorithms(name)  # which raises it
+        if name == ALLREDUCE:
+            return None
+        return {
+            "reduce": cls(name, root=root),
+            "reduce_scatter": cls(name, bounds=bounds),
+            "allgather": cls(name, join=join),
+            "bcast": cls(name, root=root),
+        }[name]
+
+    def terms(self) -> tuple[tuple[str, str], ...]:
+        """Return what all ranks have to name alike."""
+        details = zip(("root", "bounds", "join"), self[1:], strict=True)
+        return ("operation", self.name), *((name, str(detail)) for name, detail in details if detail is not None)
+
+    def entries(self, stream: Any, rank: int) -> int:
+        """Return the entries that a rank announces; of a broadcast words of 8 bytes, as the other ranks do not know the kind of entries."""
+        if self.name != "bcast":
+            return 0 if stream is None else stream.stored
+        return 0 if stream is None or rank != self.root else -(-stream.nbytes // _WORD)
+
+
+class CollectiveCall(NamedTuple):
+    """The arguments of a collective on one rank, checked as far as one rank can."""
+
+    collective: Collective
+    call: Call
+
+    def finish(self, rank: int, ranks: int) -> Finish:
+        """Return what makes of the operation's result what a user gets; it keeps no stream."""
+        return Finish(self.collective, self.call.op.is_mean, rank, ranks, self.call.switch_density)
+
+
+@dataclass(frozen=True)
+class Finish:
+    """What makes of an operation's result what the user of a rank gets; also of the reduction of all streams as a whole."""
+
+    collective: Collective
+    is_mean: bool
+    rank: int
+    ranks: int
+    switch_density: float | None
+
+    def __call__(self, result: Any) -> Any:
+        """Return the result of this rank.
+
+        Raises
+        ------
+        MismatchError
+            If ranks have entries at the same positions that were to be disjoint.
+        """
+        if isinstance(result, Exception):
+            raise result
+        name, root, bounds, _ = self.collective
+        if name == "reduce" and self.rank != root:
+            return None
+        if name == "reduce_scatter":
+            result = _own_range(result, bounds[self.rank], bounds[self.rank + 1], self.switch_density)
+        return divided(result, self.ranks) if self.is_mean else result
+
+
+def make_collective_call(
+    collective: Collective, stream: Any, op: Any, algorithm: Any, options: Mapping[str, Any], rank: int, ranks: int
+) -> tuple[CollectiveCall | None, Intent]:
+    """Return the call, or None if its arguments are wrong, and what to tell the other ranks of it; raises nothing.
+
+    Of a mean the operation is the sum: :class:`Finish` divides it.
+    """
+    try:
+        _check_stream(stream, collective, rank)
+        if collective.join is not None:
+            op, collective = _joining(collective)
+        call = _checked_call(stream, op, collective.name, algorithm, dict(options))
+        collective = _checked_details(collective, stream, ranks)
+        if collective.name == "bcast":
+            if rank == collective.root:
+                operator_term(call, stream.dtype)
+            terms = (*collective.terms(), *arguments_of(call))
+            return CollectiveCall(collective, call), Intent(terms, collective.entries(stream, rank))
+        vector = [("dtype", stream.dtype.name), ("row width", str(stream.width)), memory_term(stream.on_device)]
+        if collective.join != RANGES:
+            vector.insert(0, ("size", str(stream.size)))
+        terms = (*collective.terms(), *vector, ("operator", operator_term(call, stream.dtype)), *arguments_of(call))
+        return CollectiveCall(collective, call), Intent(terms, collective.entries(stream, rank))
+    except BaseException as error:
+        return None, Intent((), 0, error)
+
+
+def _check_stream(stream: Any, collective: Collective, rank: int) -> None:
+    needed = collective.name != "bcast" or rank == collective.root
+    if not isinstance(stream, SparseStream) and (needed or stream is not None):
+        raise no_stream(stream, collective.name)
+
+
+def _joining(collective: Collective) -> tuple[Any, Collective]:
+    """The operator by which streams are joined, if they are, and the collective with how they are."""
+    join = collective.join
+    if isinstance(join, str) and join in (RANGES, DISJOINT):
+        return SUM, collective
+    try:
+        return as_operator(join), collective._replace(join=_JOINED)
+    except AlgorithmError:
+        raise AlgorithmError(f"join is {RANGES!r}, {DISJOINT!r}, or an operator such as 'sum', not {join!r}") from None
+
+
+def _checked_call(stream: Any, op: Any, name: str, algorithm: Any, options: dict[str, Any]) -> Call:
+    """The call with an algorithm of the collective."""
+    known = COLLECTIVES[name]
+    if not isinstance(algorithm, str) or (algorithm not in known and algorithm != AUTO):
+        near = get_close_matches(str(algorithm), known, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = " (that is an algorithm of allreduce)" if algorithm in ALGORITHMS and not near else hint
+        raise AlgorithmError(f"unknown algorithm {algorithm!r} of {name}: use one of {', '.join([*known, AUTO])}{hint}")
+    return checked(stream, op, AUTO, options)._replace(algorithm=algorithm)
+
+
+def _checked_details(collective: Collective, stream: Any, ranks: int) -> Collective:
+    """The collective with a root that is a rank, and bounds that are P + 1 integers."""
+    name, root = collective.name, collective.root
+    if name in ("reduce", "bcast"):
+        if not isinstance(root, Integral) or isinstance(root, bool) or not 0 <= int(root) < ranks:
+            raise AlgorithmError(f"root is a rank, from 0 to {ranks - 1}, not {root!r}")
+        return collective._replace(root=int(root))
+    if name == "reduce_scatter":
+        bounds = boundaries(stream.size, ranks) if collective.bounds is None else _checked_bounds(collective.bounds, stream.size, ranks)
+        return collective._replace(bounds=tuple(bounds))
+    return collective
+
+
+def _checked_bounds(bounds: Any, size: int, ranks: int) -> list[int]:
+    given = bounds.tolist() if hasattr(bounds, "tolist") else list(bounds) if isinstance(bounds, Iterable) else [bounds]
+    if not all(isinstance(bound, Integral) for bound in given) or len(given) != ranks + 1:
+        raise AlgorithmError(f"bounds are {ranks + 1} integers for {ranks} rank{'s' if ranks > 1 else ''}, not {str(bounds)[:200]}")
+    if given[0] != 0 or given[-1] != size or any(low > high for low, high in pairwise(given)):
+        raise AlgorithmError(f"bounds increase from 0 to the size of the stream, {size}: these are {str(given)[:200]}")
+    return [int(bound) for bound in given]
+
+
+def collective_problem(made: CollectiveCall, entries: Sequence[int], hosts: Hosts | None) -> Problem:
+    """Return what the cost model is asked; the same on all ranks, from what they know of each other.
+
+    Parameters
+    ----------
+    made : CollectiveCall
+    entries : sequence of int
+        Of each rank; of a broadcast the words of 8 bytes of the root's stream.
+    hosts : Hosts, optional
+    """
+    (name, _, bounds, join), call = made
+    ranks, mean = len(entries), sum(entries) / len(entries)
+    local = 1 if hosts is None else hosts.in_a_row
+    if name == "bcast":
+        return Problem(rounded(sum(entries)), _ANY_SIZE, ranks, index_codec=call.encoding.index_codec, local=local)
+    problem = problem_of(call.stream, mean, ranks, Reduction(call.op, call.switch_density), call.encoding, hosts=hosts)
+    problem = problem._replace(lopsided=max(1.0, rounded(max(entries)) / rounded(mean)) if mean else 1.0)
+    if name == "reduce_scatter" and call.stream.size:
+        widest = max(high - low for low, high in pairwise(bounds))
+        problem = problem._replace(parts=Figures(entries=max(1.0, rounded(widest * ranks) / call.stream.size)))
+    return problem._replace(size=_ANY_SIZE, index_bytes=4) if join == RANGES else problem
+
+
+def run_collective(
+    made: CollectiveCall,
+    entries: Sequence[int],
+    rank: int,
+    ranks: int,
+    machine: Machine | None,
+    reduction: Reduction,
+    hosts: Hosts | None = None,
+) -> Schedule:
+    """Return the schedule of one rank, by the algorithm that the call names, or that the model picks for ``machine``.
+
+    Its result goes through :class:`Finish`.
+    """
+    (name, root, bounds, join), call = made
+    hosts = hosts or Hosts((tuple(range(ranks)),))
+    chosen = call.algorithm
+    if chosen == AUTO:
+        chosen = choose(name, collective_problem(made, entries, hosts), call.machine or machine or Machine())
+    run = COLLECTIVES[name][chosen]
+    if name == "bcast":
+        return (yield from _broadcast(run(_as_sent(call.stream, reduction), rank, ranks, reduction, root=root), call.stream, reduction))
+    details: dict[str, Any] = {"root": root} if name == "reduce" else {"join": join}
+    if name == "reduce_scatter":
+        details = {"bounds": bounds, "hosts": hosts}
+    schedule = run(reduction.enter(call.stream), rank, ranks, reduction, **details)
+    if call.stream.on_device:
+        schedule = staged(schedule, array_module(call.stream._stored), call.encoding.is_exact, call.stream.dtype)
+    result = yield from schedule
+    if not isinstance(result, SparseStream):
+        return result  # None, or an error
+    result = decoded(result)
+    return reduction.leave(result.copy() if result.overlaps(call.stream) else result)
+
+
+def _as_sent(stream: Any, reduction: Reduction) -> Any:
+    """The stream of a broadcast's root on the host, with all of its entries, on arrays that nobody writes to."""
+    if stream is None:
+        return None
+    stream = stream.to_host()
+    if not stream.is_dense:
+        return reduction.enter(stream)
+    return reduction.freeze(SparseStream._dense_form(stream._stored.view(), stream.size, present=stream._present))
+
+
+def _broadcast(schedule: Schedule, given: Any, reduction: Reduction) -> Schedule:
+    """The result of a broadcast where the stream lies that this rank has given, as all of it travels from and to the host."""
+    result = decoded((yield from schedule))
+    if given is None:
+        return reduction.leave(result)
+    if given.on_device:
+        return reduction.leave(result.to_device(array_module(given._stored)))
+    return reduction.leave(result.copy() if result.overlaps(given) else result)
+
+
+def _own_range(stream: SparseStream, lo: int, hi: int, density: float | None) -> SparseStream:
+    """The entries on ``[lo, hi)`` as a stream of that size, in memory of its own where the given stream covers more."""
+    part, copied = slice_range(stream, lo, hi), stream.extent != hi - lo
+    if part.is_dense:
+        array, present = part._stored, part._present
+        if copied:
+            array, present = array.copy(), None if present is None else present.copy()
+        own = SparseStream._dense_form(array, hi - lo, present=present, density=density)
+    else:
+        indices, values = part._entries()
+        moved = (indices - indices.dtype.type(lo)).astype(index_dtype(hi - lo), copy=False)
+        own = SparseStream._sparse_form(moved, values.copy() if copied else values, hi - lo, density=density)
+        own._switch()
+    return Reduction.freeze(own)

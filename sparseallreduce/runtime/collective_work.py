@@ -1,0 +1,99 @@
+"""What operations of the collectives besides allreduce carry out, each kind remembered as sums of a kind are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from sparseallreduce.algorithms import AUTO
+from sparseallreduce.algorithms.agreement import Intent, digest_of
+from sparseallreduce.algorithms.collectives.allgather import DISJOINT, RANGES
+from sparseallreduce.algorithms.collectives.call import CollectiveCall, collective_problem, run_collective
+from sparseallreduce.algorithms.steps import Schedule
+from sparseallreduce.runtime.predictions import collective_beginning
+from sparseallreduce.runtime.signature import Choice, Signature
+from sparseallreduce.runtime.work import OTHER, Work
+from sparseallreduce.streams.reduction import Reduction
+from sparseallreduce.streams.stream import SparseStream
+
+if TYPE_CHECKING:
+    from sparseallreduce.runtime.channel import Channel
+
+__all__ = ["Gathering", "Reducing", "work_of"]
+
+
+def work_of(made: CollectiveCall, intent: Intent, channel: Channel) -> Gathering | Reducing:
+    """Return what an operation with these arguments carries out."""
+    is_gathered = made.collective.name == "bcast" or made.collective.join in (RANGES, DISJOINT)
+    return (Gathering if is_gathered else Reducing)(made, intent, channel)
+
+
+class Reducing(Signature):
+    """A reduction of which a rank gets all, some or nothing: by a shortcut of the sum of all, or by an algorithm of its own.
+
+    Parameters
+    ----------
+    made, intent
+        Of one of them.
+    channel : Channel
+    """
+
+    def __init__(self, made: CollectiveCall, intent: Intent, channel: Channel) -> None:
+        super().__init__(made.call, intent, channel)
+        self._made = made._replace(call=self._call)
+        self.finish = made.finish(channel.rank, channel.ranks)
+
+    def takes_collectives(self) -> bool:
+        return self._call.algorithm == AUTO
+
+    def schedule(self, stream: SparseStream | None, entries: Sequence[int], notes: Sequence[bytes] = ()) -> Schedule:
+        if self._call.algorithm == AUTO:
+            self.learn(stream, entries)
+        return _schedule(self._made, stream, entries, self._channel)
+
+    def note(self, stream: SparseStream | None) -> bytes:
+        return b""  # no algorithm of these asks where entries lie
+
+    def _chosen(self, stream: SparseStream) -> Choice:
+        if self._call.algorithm != AUTO:
+            return OTHER, ()
+        made, ranks = self._made._replace(call=self._call._replace(stream=stream)), self._channel.ranks
+        problem = collective_problem(made, [stream.stored] * ranks, self._channel.hosts)
+        name, machine = made.collective.name, self._machine
+        return self._choice(collective_beginning(name, problem, stream, ranks, self._reduction, machine, **self._surroundings))
+
+
+class Gathering(Work):
+    """Streams that are sent as they are, those of all ranks or that of one, and looked at before they are added up.
+
+    Parameters
+    ----------
+    made, intent
+        Of one of them.
+    channel : Channel
+    """
+
+    def __init__(self, made: CollectiveCall, intent: Intent, channel: Channel) -> None:
+        stream, self._channel = made.call.stream, channel
+        self._made = made._replace(call=made.call._replace(stream=None))  # which would be kept as long as the channel
+        self._intent, self.digest, self.encoding = intent, digest_of(intent.terms), made.call.encoding
+        self.on_device = stream is not None and stream.on_device
+        self.finish = made.finish(channel.rank, channel.ranks)
+
+    def intent(self, stream: SparseStream | None) -> Intent:
+        return self._intent._replace(entries=self.entries(stream))
+
+    def entries(self, stream: SparseStream | None) -> int:
+        return self._made.collective.entries(stream, self._channel.rank)
+
+    def takes_collectives(self) -> bool:
+        return False
+
+    def schedule(self, stream: SparseStream | None, entries: Sequence[int], notes: Sequence[bytes] = ()) -> Schedule:
+        return _schedule(self._made, stream, entries, self._channel)
+
+
+def _schedule(made: CollectiveCall, stream: Any, entries: Sequence[int], channel: Channel) -> Schedule:
+    call = made.call._replace(stream=stream)
+    reduction = Reduction(call.op, call.switch_density)
+    return run_collective(made._replace(call=call), entries, channel.rank, channel.ranks, channel.machine, reduction, channel.hosts)
