@@ -2,6 +2,7 @@
 
 python -m bench.neural table                       every optimiser beside dense SGD, for three models, by 4 ranks; goes on where it stopped
 python -m bench.neural figures --figure NAME       a figure of one of the papers: a picture, and its numbers as JSON
+python -m bench.neural local                       local steps beside sums in each step: loss, bytes and seconds a token, by 4 ranks
 python -m bench.neural overlap                     how much of communication back-propagation hides, between two hosts (as root)
 
 To be started in the root of the repository. `docs/figures.md` lists the figures. Results go to `bench/results`.

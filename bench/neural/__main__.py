@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -107,6 +108,38 @@ def overlap(
     if json_path is not None:
         given = {"model": model, "width": width, "density": density, "samples": samples, "rate": rate}
         json_path.write_text(json.dumps({**given, **found, "table": rows}, indent=1) + "\n")
+
+
+@main.command()
+@click.option("--ways", help="Such as dense:1,sparseloco:30; a way and its steps between two sums; all by default.")
+@click.option("--densities", default="0.02", show_default=True, help="Of SparseLoCo, such as 0.02,0.1.")
+@click.option("--seeds", default="0,1,2", show_default=True)
+@click.option("--ranks", type=click.IntRange(min=1), default=4, show_default=True)
+@click.option("--steps", type=click.IntRange(min=1), default=960, show_default=True)
+@click.option("--pieces", type=click.IntRange(min=1), default=2, show_default=True, help="Of 32 characters, a rank and step.")
+@click.option("--width", type=click.IntRange(min=4), default=56, show_default=True, help="56: 1.1 million parameters.")
+@click.option("--rate", type=click.FloatRange(0, min_open=True), default=2e-3, show_default=True, help="The highest learning rate.")
+@click.option("--outer-lr", type=click.FloatRange(0), default=0, help="Of SparseLoCo and DiLoCo instead of their own.")
+@click.option("--beta", type=click.FloatRange(0, 1, min_open=True), default=0.95, show_default=True, help="Of SparseLoCo.")
+@click.option("--delay", type=click.IntRange(min=0), default=0, help="Steps during which a sum of SparseLoCo is in flight.")
+@click.option("--fragments", type=click.IntRange(min=1), default=1, help="Parts of the model that SparseLoCo sums in turn.")
+@click.option("--seconds", type=float, default=float("inf"), help="After which no training begins; the same command goes on.")
+@click.option("--records", type=FILE, default=RESULTS / "local-trainings.jsonl", help="JSON lines, one a training.")
+def local(ways: str | None, densities: str, seeds: str, seconds: float, records: Path, **given: Any) -> None:
+    """Train a transformer by local steps and by sums in each step, and print loss, bytes and seconds a token."""
+    from .local import WAYS, LocalSetting, make_local_table
+
+    chosen = [(name, int(H or 1)) for name, _, H in (way.partition(":") for way in ways.split(","))] if ways else list(WAYS)
+    if unknown := {name for name, _ in chosen} - {name for name, _ in WAYS}:
+        raise click.UsageError(f"there is no way {', '.join(sorted(unknown))}: take some of {', '.join(dict(WAYS))}")
+    common = {name: given.pop(name) for name in ("ranks", "steps", "pieces", "width", "rate")}
+    wanted = [
+        LocalSetting(name, H, seed=int(seed), **common, **(given | {"density": float(density)} if name == "sparseloco" else {}))
+        for seed in seeds.split(",")
+        for name, H in chosen
+        for density in densities.split(",")
+    ]
+    make_local_table(list(dict.fromkeys(wanted)), records, seconds)
 
 
 @main.command(hidden=True)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import encodings
 from functools import cache
 from pathlib import Path
+from pydoc_data.topics import topics
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from sklearn.datasets import load_digits
 
-__all__ = ["Data", "Samples", "data_of", "digits", "shares", "text"]
+__all__ = ["Data", "Samples", "data_of", "digits", "documentation", "shares", "text"]
 
 CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))  # others are spaces or question marks
 
@@ -49,6 +50,16 @@ def text(length: int = 32) -> Data:
     """
     folder = Path(encodings.__file__).parent
     whole = "\n".join(path.read_text("utf-8") for path in sorted(folder.glob("*.py")) if path.name.startswith(("cp", "iso", "mac", "koi")))
+    return _pieces(whole, length, 512)
+
+
+@cache
+def documentation(length: int = 32) -> Data:
+    """Pieces of Python's documentation of its language, as `help()` shows it: 14,500 of 32 characters, a twelfth of them to test with."""
+    return _pieces("\n".join(topics[name] for name in sorted(topics)), length, 2**20)
+
+
+def _pieces(whole: str, length: int, most_tests: int) -> Data:
     numbers = np.full(128, CHARACTERS.index(" "))
     numbers[[ord(character) for character in CHARACTERS]] = range(len(CHARACTERS))
     codes = torch.from_numpy(numbers[np.frombuffer(whole.encode("ascii", "replace"), np.uint8)])

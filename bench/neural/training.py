@@ -181,13 +181,13 @@ def evaluated(model: nn.Module, test: Samples, losses: Sequence[float], comm: An
     return found
 
 
-def records(path: Path) -> dict[str, dict[str, Any]]:
-    """The records that are there, by the keys of their settings; a last line that was cut is left out."""
+def records(path: Path, kind: Any = Setting) -> dict[str, dict[str, Any]]:
+    """Return the records that are there, by the keys of their settings; a last line that was cut is left out."""
     found = {}
     for line in path.read_text().splitlines() if path.exists() else []:
         try:
             record = json.loads(line)
-            setting = Setting(**{name: record[name] for name in Setting.__dataclass_fields__})
+            setting = kind(**{name: record[name] for name in kind.__dataclass_fields__})
         except (ValueError, KeyError):
             continue
         if record["steps"] == setting.steps:  # with the model's number of epochs as it is now

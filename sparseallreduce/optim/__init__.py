@@ -8,9 +8,11 @@
 >>> updates = optimizer.step([np.full((20, 10), 2, np.float32), np.ones(20, np.float32)])
 """
 
+from sparseallreduce.optim.local_steps import LocalSteps
+from sparseallreduce.optim.local_variants import DiLoCo, LocalSGD, SparseLoCo
 from sparseallreduce.optim.optimizer import Optimizer
 from sparseallreduce.optim.rules import Adam
-from sparseallreduce.optim.simulated import simulated_step
+from sparseallreduce.optim.simulated import simulated_local_step, simulated_step
 from sparseallreduce.optim.variants import (
     ApproximateTopKSGD,
     AutoSGD,
@@ -29,11 +31,16 @@ __all__ = [
     "AutoSGD",
     "DenseSGD",
     "DensityWarmup",
+    "DiLoCo",
     "GTopkSGD",
     "HiTopKSGD",
+    "LocalSGD",
+    "LocalSteps",
     "MSTopKSGD",
     "OkTopkSGD",
     "Optimizer",
+    "SparseLoCo",
     "TopKSGD",
+    "simulated_local_step",
     "simulated_step",
 ]

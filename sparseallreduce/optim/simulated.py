@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from sparseallreduce.optim.local_steps import Arrived, LocalSteps
 from sparseallreduce.optim.optimizer import Optimizer
 from sparseallreduce.runtime.simulator import Network, Simulation, simulate
 
-__all__ = ["simulated_step"]
+__all__ = ["simulated_local_step", "simulated_step"]
 
 
 def simulated_step(
@@ -54,4 +55,53 @@ def simulated_step(
         simulations.append(out)
     for optimizer in optimizers:
         optimizer.steps += 1
+    return simulations
+
+
+def simulated_local_step(replicas: Sequence[LocalSteps], network: Network | None = None, **how: Any) -> list[Simulation]:
+    """Count a step that all replicas of a simulated run have taken, and combine what is due behind it, as :meth:`LocalSteps.step` does.
+
+    Parameters
+    ----------
+    replicas : sequence of LocalSteps
+        One a rank, each with parameters of its own and ``comm=SERIAL``.
+    network : Network, optional
+    **how
+        ``delivery`` and ``through_wire``, as for :func:`~sparseallreduce.simulate`.
+
+    Returns
+    -------
+    list of Simulation
+        Of each fragment whose sum begins behind this step; outputs are the means.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import sparseallreduce as sar
+    >>> from sparseallreduce.optim import LocalSGD
+    >>> weights = [np.zeros(4) for _ in range(2)]
+    >>> replicas = [LocalSGD(own, H=2, comm=sar.SERIAL) for own in weights]
+    >>> for _ in range(2):
+    ...     for rank, own in enumerate(weights):
+    ...         own += rank
+    ...     out = simulated_local_step(replicas)
+    >>> weights[0], len(out)
+    (array([1., 1., 1., 1.]), 1)
+    """
+    for replica in replicas:
+        replica.steps += 1
+        while replica._flights and replica._flights[0].due <= replica.steps:
+            replica._finish_first()
+    simulations = []
+    for fragment in replicas[0]._due():
+        flights = [replica._prepared(fragment, replica.delay) for replica in replicas]
+        sums = [replica._sums[fragment] for replica in replicas]
+        out = sums[0].simulate(sums, [flight.change for flight in flights], network, how)
+        for replica, flight, mean in zip(replicas, flights, out.outputs):
+            flight.request = Arrived(lambda mean=mean: mean)
+            if replica.delay:
+                replica._flights.append(flight)
+            else:
+                replica._apply(flight)
+        simulations.append(out)
     return simulations

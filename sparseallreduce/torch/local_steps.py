@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sparseallreduce.errors import AlgorithmError, CheckpointError, MismatchError, StreamTypeError
-from sparseallreduce.reducers import ErrorFeedback, TopkA
-from sparseallreduce.runtime.api import allreduce
+from sparseallreduce import optim
+from sparseallreduce.errors import AlgorithmError, CheckpointError, StreamTypeError
+from sparseallreduce.optim.local_vectors import Vector
 from sparseallreduce.runtime.communicators import resolve
-from sparseallreduce.runtime.objects import agreed, broadcast_arrays, gather, tell, together
-from sparseallreduce.streams.selection import ChunkTopK
-from sparseallreduce.streams.stream import SparseStream
+from sparseallreduce.runtime.objects import agreed, tell, together
 
 __all__ = ["DiLoCo", "LocalSGD", "LocalSteps", "SparseLoCo"]
 
 Array = NDArray[Any]
-VERSION = 1
 
 
 class LocalSteps(torch.optim.Optimizer):
@@ -40,18 +35,23 @@ class LocalSteps(torch.optim.Optimizer):
     inner : torch.optim.Optimizer
         Takes the steps of each rank. Its parameters are set to the values of rank 0. Construction is collective.
     H : int
-        Steps between two sums, at least 1.
+        Steps between two sums of the same parameters, at least 1.
     outer_lr : float
         What the combined change is multiplied by.
+    delay : int
+        Steps during which a sum is in flight before it is applied, from 0 to ``H``. With 0 a rank waits for it at once. Otherwise ranks go
+        on from their own parameters meanwhile, and what they change counts in the next sum.
+    fragments : int
+        Parts of the parameters, of about as many elements each, that are summed in turn, ``H / fragments`` steps apart; at most ``H``.
+    progress : str
+        How a sum in flight moves on: "manual", in each step, or "thread", see :func:`sparseallreduce.iallreduce`.
     comm : mpi4py.MPI.Intracomm or SERIAL, optional
         ``MPI.COMM_WORLD`` by default.
 
     Attributes
     ----------
-    steps : int
-        Steps of the inner optimiser.
-    sums : int
-        Sums over the ranks.
+    local : sparseallreduce.optim.LocalSteps
+        What combines the changes.
 
     Raises
     ------
@@ -60,42 +60,55 @@ class LocalSteps(torch.optim.Optimizer):
         in their settings or in the number of their parameters.
     """
 
-    def __init__(self, inner: torch.optim.Optimizer, H: int = 30, *, outer_lr: float = 1.0, comm: Any = None) -> None:
-        self.comm = resolve(comm)
-        self.inner, self.H, self.outer_lr = inner, H, outer_lr
-        self.steps = self.sums = 0
-        together(self.comm, self._begin)
+    def __init__(self, inner: torch.optim.Optimizer, *, comm: Any = None, **settings: Any) -> None:
+        comm = resolve(comm)
+        self.inner = inner
+        together(comm, lambda: self._begin(comm, settings))
 
-    def _begin(self) -> None:
-        agreed(self.comm, self._check)
+    def _begin(self, comm: Any, settings: Mapping[str, Any]) -> None:
+        agreed(comm, self._check)
         super().__init__(self.inner.param_groups, self.inner.defaults)
         self.state = self.inner.state
-        self._parameters = [parameter for group in self.param_groups for parameter in group["params"]]
-        settings = {name: str(value) for name, value in self._settings().items()}
-        settings["elements of the parameters"] = str([parameter.numel() for parameter in self._parameters])
-        _check_alike(gather(self.comm, settings))
-        self._anchor = self._flat()
-        self._take(broadcast_arrays(self.comm, {"parameters": self._anchor} if self.comm.rank == 0 else None)["parameters"])
+        self.local = self._new_local(_Tensors(self.inner.param_groups), comm=comm, **settings)
 
     def _check(self) -> None:
         if not isinstance(self.inner, torch.optim.Optimizer):
             raise StreamTypeError(f"inner is an optimiser of PyTorch's, such as torch.optim.AdamW, not {type(self.inner).__name__}")
         if hasattr(self.inner, "gather_state_dict") or isinstance(self.inner, LocalSteps):
             raise AlgorithmError(f"{type(self.inner).__name__} sums over the ranks already: pass an optimiser of PyTorch's")
-        if self.H < 1:
-            raise AlgorithmError(f"H is the number of steps between two sums, at least 1, not {self.H}")
-        parameters = [parameter for group in self.inner.param_groups for parameter in group["params"]]
-        for parameter in parameters:
-            if not parameter.is_floating_point() or parameter.is_meta:
-                raise StreamTypeError(f"parameters are real numbers in memory, not {parameter.dtype} on {parameter.device}")
-
-    def _settings(self) -> dict[str, Any]:
-        """Return what has to be the same on all ranks, by name."""
-        return {"optimiser": type(self).__name__, "H": self.H, "outer_lr": self.outer_lr}
+        for group in self.inner.param_groups:
+            for parameter in group["params"]:
+                if not parameter.is_floating_point() or parameter.is_meta:
+                    raise StreamTypeError(f"parameters are real numbers in memory, not {parameter.dtype} on {parameter.device}")
 
     @abstractmethod
-    def _combined(self, change: Array) -> Array | SparseStream:
-        """Return the change that all ranks make, from this rank's own, which is left as it is. Collective."""
+    def _new_local(self, parameters: Vector, **settings: Any) -> optim.LocalSteps:
+        """Return what combines the changes of these parameters."""
+
+    @property
+    def comm(self) -> Any:
+        """The communicator."""
+        return self.local.comm
+
+    @property
+    def H(self) -> int:
+        """Steps between two sums of the same parameters."""
+        return self.local.H
+
+    @property
+    def outer_lr(self) -> float:
+        """What the combined change is multiplied by."""
+        return self.local.outer_lr
+
+    @property
+    def steps(self) -> int:
+        """Steps of the inner optimiser."""
+        return self.local.steps
+
+    @property
+    def sums(self) -> int:
+        """Sums over the ranks, of a fragment each."""
+        return self.local.sums
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take a step of the inner optimiser; after every ``H`` of them, combine the changes of all ranks, which is collective.
@@ -103,42 +116,33 @@ class LocalSteps(torch.optim.Optimizer):
         Raises
         ------
         SparseAllreduceError
-            On every rank the same, if the sum fails on any. The parameters are those before the sum then, to rounding where they had been
-            written, and :meth:`synchronize` goes on.
+            On every rank the same, if the sum fails on any. The parameters are those before the sum then, and :meth:`synchronize` goes on.
             What the inner optimiser raises on one rank is raised on the others in their next sum.
         """
         try:
             loss = self.inner.step(closure)
-            self.steps += 1
         except BaseException as error:
             raise tell(self.comm, error) from None
-        if self.steps % self.H == 0:
-            self.synchronize()
+        self.local.step()
         return loss
 
     def synchronize(self) -> None:
         """Combine the changes since the last sum now, so that all ranks have the same parameters, as at the end of training. Collective."""
-        together(self.comm, self._combine)
+        self.local.synchronize()
 
-    def _combine(self) -> None:
-        change, kept = agreed(self.comm, lambda: (self._change(), self._kept()))
-        before, written = self._anchor, False
-        try:
-            combined = self._combined(change)
-            anchor, rate = before.copy(), before.dtype.type(self.outer_lr)
-            if isinstance(combined, SparseStream) and not combined.is_dense:
-                anchor[combined.indices] -= rate * combined.values
-            else:
-                anchor -= rate * (combined.to_dense() if isinstance(combined, SparseStream) else combined)
-            written = True
-            agreed(self.comm, lambda: self._take(anchor))
-        except BaseException:
-            self._keep(kept, same_ranks=True)  # the parameters have the change again, which the next sum takes
-            if written:
-                self._take(before - change)
-                self._anchor = before
-            raise
-        self.sums += 1
+    def finish(self) -> None:
+        """Wait for the sums in flight, and apply them. Collective."""
+        self.local.finish()
+
+    def set_communicator(self, comm: Any) -> None:
+        """Go on with the ranks of another communicator, where each that is new constructs the same; see :class:`.optim.LocalSteps`."""
+        comm = resolve(comm)
+
+        def move() -> None:
+            agreed(comm, lambda: None)  # beside the check of those that construct theirs
+            self.local.set_communicator(comm)
+
+        together(comm, move)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients of all parameters."""
@@ -146,7 +150,7 @@ class LocalSteps(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse to add parameters once there are some: a sum has all of them."""
-        if hasattr(self, "_parameters"):
+        if hasattr(self, "local"):
             raise AlgorithmError("parameters cannot be added: construct a new optimiser, and load the state of the inner one")
         super().add_param_group(param_group)
 
@@ -158,25 +162,20 @@ class LocalSteps(torch.optim.Optimizer):
         MismatchError
             On every rank, if they had not.
         """
-        digests = gather(self.comm, hashlib.blake2b(self._anchor.tobytes()).digest())
-        for rank, digest in enumerate(digests):
-            if digest != digests[0]:
-                raise MismatchError(f"the replicas differ: rank {rank} has other parameters than rank 0")
+        self.local.check_replicas()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of this rank: that of the inner optimiser, and under ``"local_steps"`` that of the sums.
 
-        Each rank saves its own, with the parameters of that time.
+        Each rank saves its own, with the parameters of that time. A sum in flight is waited for, and applied later all the same.
         """
-        sums = {"version": VERSION, **self._settings(), "ranks": self.comm.size, "steps": self.steps, "sums": self.sums}
-        sums |= {"anchor": torch.from_numpy(self._anchor.copy()), "kept": self._kept()}
-        return {**self.inner.state_dict(), "local_steps": sums}
+        return {**self.inner.state_dict(), "local_steps": _as_tensors(self.local.state())}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a state that this rank has saved; the model's parameters are those of that time. Collective.
 
         With as many ranks, every bit is as it would have been. A rank without a state of its own, as where there are more ranks now, loads
-        that of rank 0. With another number of ranks SparseLoCo leaves out what they have kept for later sums.
+        that of rank 0. With another number of ranks, what SparseLoCo keeps for later sums on ranks that are no more is lost.
 
         Raises
         ------
@@ -186,66 +185,63 @@ class LocalSteps(torch.optim.Optimizer):
         together(self.comm, lambda: self._load(state_dict))
 
     def _load(self, state_dict: Mapping[str, Any]) -> None:
-        sums = agreed(self.comm, lambda: self._checked(state_dict))
-        everyones = gather(self.comm, (sums["ranks"], sums["steps"], sums["sums"]))
-        agreed(self.comm, lambda: self._same_run(everyones))
+        sums = agreed(self.comm, lambda: _sums_of(state_dict))
+        self.local.restore(_as_arrays(sums))
         inner = {name: value for name, value in state_dict.items() if name != "local_steps"}
         agreed(self.comm, lambda: self.inner.load_state_dict(inner))
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
-        self.steps, self.sums = sums["steps"], sums["sums"]
-        self._anchor = sums["anchor"].numpy().astype(self._anchor.dtype)
-        self._keep(sums["kept"], same_ranks=sums["ranks"] == self.comm.size)
-
-    def _checked(self, state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
-        sums = state_dict.get("local_steps")
-        if sums is None:
-            raise CheckpointError("this state is none of local steps: load it into the inner optimiser")
-        for name, value in {"version": VERSION, **self._settings()}.items():
-            if sums.get(name) != value:
-                raise CheckpointError(f"this state has {name} {sums.get(name)!r}, and this optimiser has {value!r}")
-        if len(sums["anchor"]) != len(self._anchor):
-            raise CheckpointError(f"this state is of {len(sums['anchor'])} parameters, and this optimiser has {len(self._anchor)}")
-        return sums  # type: ignore[no-any-return]
-
-    def _same_run(self, everyones: Sequence[tuple[int, int, int]]) -> None:
-        if len(set(everyones)) > 1:
-            raise CheckpointError("the ranks load states of different steps: load those of one step")
-
-    def _kept(self) -> dict[str, Any]:
-        """Return what later sums depend on, as tensors, numbers and texts; no later step changes the tensors."""
-        return {}
-
-    def _keep(self, kept: Mapping[str, Any], same_ranks: bool) -> None:
-        """Take over what :meth:`_kept` has returned, on this rank if the number of ranks is the same."""
-
-    def _flat(self) -> Array:
-        """Return the parameters as one vector, of float64 if any of them is."""
-        dtype = torch.float64 if any(each.dtype == torch.float64 for each in self._parameters) else torch.float32
-        parts = [each.detach().reshape(-1).to("cpu", dtype) for each in self._parameters]
-        return torch.cat(parts).numpy() if parts else np.empty(0, np.float32)
-
-    def _change(self) -> Array:
-        """Return what the parameters were after the last sum, as they were rounded then, less what they are."""
-        change, begin = self._flat(), 0
-        for parameter in self._parameters:
-            part, end = change[begin : begin + parameter.numel()], begin + parameter.numel()
-            before = torch.from_numpy(self._anchor[begin:end]).to(parameter.dtype).to(torch.from_numpy(part).dtype).numpy()
-            np.subtract(before, part, out=part)
-            begin = end
-        return change
-
-    def _take(self, anchor: Array) -> None:
-        """Set all parameters."""
-        begin = 0
-        with torch.no_grad():
-            for parameter in self._parameters:
-                end = begin + parameter.numel()
-                parameter.copy_(torch.from_numpy(anchor[begin:end]).reshape(parameter.shape))
-                begin = end
-        self._anchor = anchor
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(f"{type(self).__name__} works with other processes and cannot be copied or pickled: use state_dict()")
+
+
+class _Tensors(Vector):
+    """The parameters of an optimiser, of any device and of 16 bits, too."""
+
+    def __init__(self, groups: list[dict[str, Any]]) -> None:
+        self._tensors = [parameter for group in groups for parameter in group["params"]]
+        double = any(each.dtype == torch.float64 for each in self._tensors)
+        super().__init__((each.numel() for each in self._tensors), np.float64 if double else np.float32)
+        self._dtype = torch.float64 if double else torch.float32
+        self.exact = all(each.dtype == self._dtype for each in self._tensors)
+
+    def read_part(self, number: int, part: slice) -> Array:
+        values: Array = self._tensors[number].detach().reshape(-1)[part].to("cpu", self._dtype).numpy()
+        return values
+
+    def write_part(self, number: int, part: slice, values: Array) -> None:
+        parameter = self._tensors[number]
+        with torch.no_grad():
+            if parameter.is_contiguous():
+                parameter.view(-1)[part].copy_(torch.from_numpy(values))
+            else:
+                flat = parameter.reshape(-1)  # a copy, where its elements do not lie in their order
+                flat[part].copy_(torch.from_numpy(values))
+                parameter.copy_(flat.reshape(parameter.shape))
+
+
+def _sums_of(state_dict: Mapping[str, Any]) -> Any:
+    sums = state_dict.get("local_steps")
+    if sums is None:
+        raise CheckpointError("this state is none of local steps: load it into the inner optimiser")
+    return sums
+
+
+def _as_tensors(state: Any) -> Any:
+    """Return a state with tensors in the place of arrays, which ``torch.load`` takes without trust in who has written it."""
+    if isinstance(state, Mapping):
+        return {name: _as_tensors(value) for name, value in state.items()}
+    if isinstance(state, list):
+        return list(map(_as_tensors, state))
+    return torch.from_numpy(state) if isinstance(state, np.ndarray) else state
+
+
+def _as_arrays(state: Any) -> Any:
+    if isinstance(state, Mapping):
+        return {name: _as_arrays(value) for name, value in state.items()}
+    if isinstance(state, list):
+        return list(map(_as_arrays, state))
+    return state.numpy() if isinstance(state, torch.Tensor) else state
 
 
 class SparseLoCo(LocalSteps):
@@ -256,7 +252,7 @@ class SparseLoCo(LocalSteps):
 
     Parameters
     ----------
-    inner, H, outer_lr, comm
+    inner, H, outer_lr, delay, fragments, progress, comm
         As for :class:`LocalSteps`.
     density : float
         The share of the parameters that a sum sends, above 0 and at most 1.
@@ -291,38 +287,16 @@ class SparseLoCo(LocalSteps):
         codec: str = "qsgd2",
         chunk: int = 4096,
         *,
+        delay: int = 0,
+        fragments: int = 1,
+        progress: str = "manual",
         comm: Any = None,
     ) -> None:
-        self.density, self.beta, self.codec, self.chunk = density, beta, codec, chunk
-        super().__init__(inner, H, outer_lr=outer_lr, comm=comm)
-        self._feedback = agreed(self.comm, self._new_feedback)
+        own = {"density": density, "beta": beta, "codec": codec, "chunk": chunk}
+        super().__init__(inner, comm=comm, H=H, outer_lr=outer_lr, delay=delay, fragments=fragments, progress=progress, **own)
 
-    def _check(self) -> None:
-        super()._check()
-        if not 0 < self.density <= 1:
-            raise AlgorithmError(f"density is the share of the parameters that a sum sends, above 0 and at most 1, not {self.density}")
-
-    def _settings(self) -> dict[str, Any]:
-        own = {"density": self.density, "beta": self.beta, "codec": self.codec, "chunk": self.chunk}
-        return super()._settings() | own
-
-    def _new_feedback(self) -> ErrorFeedback:
-        size = len(self._anchor)
-        k = min(size, max(1, round(self.density * size)))
-        reducer = TopkA(size, k, selector=partial(ChunkTopK, chunk=self.chunk), value_codec=self.codec)
-        return ErrorFeedback(reducer, self._anchor.dtype, decay=self.beta)
-
-    def _combined(self, change: Array) -> Array | SparseStream:
-        return self._feedback.step(change, self.comm)
-
-    def _kept(self) -> dict[str, Any]:
-        state = self._feedback.state()
-        return {name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in state.items()}
-
-    def _keep(self, kept: Mapping[str, Any], same_ranks: bool) -> None:
-        self._feedback = self._new_feedback()
-        if same_ranks:
-            self._feedback.restore({name: value.numpy() if isinstance(value, torch.Tensor) else value for name, value in kept.items()})
+    def _new_local(self, parameters: Vector, **settings: Any) -> optim.LocalSteps:
+        return optim.SparseLoCo(parameters, **settings)
 
 
 class DiLoCo(LocalSteps):
@@ -332,7 +306,7 @@ class DiLoCo(LocalSteps):
 
     Parameters
     ----------
-    inner, H, outer_lr, comm
+    inner, H, outer_lr, delay, fragments, progress, comm
         As for :class:`LocalSteps`; the paper's outer rate is 0.7.
     outer_momentum : float
         Of the outer SGD, from 0 to below 1.
@@ -354,43 +328,24 @@ class DiLoCo(LocalSteps):
         outer_momentum: float = 0.9,
         nesterov: bool = True,
         *,
+        delay: int = 0,
+        fragments: int = 1,
+        progress: str = "manual",
         comm: Any = None,
     ) -> None:
-        self.outer_momentum, self.nesterov = outer_momentum, nesterov
-        self._velocity: Array | None = None
-        super().__init__(inner, H, outer_lr=outer_lr, comm=comm)
+        own = {"outer_momentum": outer_momentum, "nesterov": nesterov}
+        super().__init__(inner, comm=comm, H=H, outer_lr=outer_lr, delay=delay, fragments=fragments, progress=progress, **own)
 
-    def _check(self) -> None:
-        super()._check()
-        if not 0 <= self.outer_momentum < 1:
-            raise AlgorithmError(f"outer_momentum is from 0 to below 1, not {self.outer_momentum}")
-
-    def _settings(self) -> dict[str, Any]:
-        return super()._settings() | {"outer_momentum": self.outer_momentum, "nesterov": self.nesterov}
-
-    def _combined(self, change: Array) -> Array:
-        mean = allreduce(SparseStream.from_dense(change), self.comm, "mean").to_dense()
-        if not self.outer_momentum:
-            return mean
-        factor = mean.dtype.type(self.outer_momentum)
-        velocity = mean.copy() if self._velocity is None else factor * self._velocity + mean
-        combined = mean + factor * velocity if self.nesterov else velocity
-        self._velocity = velocity
-        return combined
-
-    def _kept(self) -> dict[str, Any]:
-        return {} if self._velocity is None else {"velocity": torch.from_numpy(self._velocity)}
-
-    def _keep(self, kept: Mapping[str, Any], same_ranks: bool) -> None:
-        self._velocity = kept["velocity"].numpy() if "velocity" in kept else None  # the same on all ranks, however many
+    def _new_local(self, parameters: Vector, **settings: Any) -> optim.LocalSteps:
+        return optim.DiLoCo(parameters, **settings)
 
 
-class LocalSGD(DiLoCo):
+class LocalSGD(LocalSteps):
     """Local SGD (Stich, *Local SGD converges fast and communicates little*, 2019): after ``H`` steps parameters are set to their mean.
 
     Parameters
     ----------
-    inner, H, comm
+    inner, H, delay, fragments, progress, comm
         As for :class:`LocalSteps`.
 
     Examples
@@ -400,12 +355,17 @@ class LocalSGD(DiLoCo):
     >>> optimizer = LocalSGD(torch.optim.SGD(model.parameters(), lr=0.1), H=8, comm=sar.SERIAL)
     """
 
-    def __init__(self, inner: torch.optim.Optimizer, H: int = 30, *, comm: Any = None) -> None:
-        super().__init__(inner, H, outer_lr=1.0, outer_momentum=0.0, nesterov=False, comm=comm)
+    def __init__(
+        self,
+        inner: torch.optim.Optimizer,
+        H: int = 30,
+        *,
+        delay: int = 0,
+        fragments: int = 1,
+        progress: str = "manual",
+        comm: Any = None,
+    ) -> None:
+        super().__init__(inner, comm=comm, H=H, delay=delay, fragments=fragments, progress=progress)
 
-
-def _check_alike(settings: Sequence[Mapping[str, str]]) -> None:
-    for name, value in settings[0].items():
-        for rank, others in enumerate(settings):
-            if others.get(name) != value:
-                raise MismatchError(f"the ranks differ: {name} is {value} on rank 0, and {others.get(name)} on rank {rank}")
+    def _new_local(self, parameters: Vector, **settings: Any) -> optim.LocalSteps:
+        return optim.LocalSGD(parameters, **settings)

@@ -13,9 +13,9 @@ from sparseallreduce.errors import CheckpointError
 from sparseallreduce.torch import DiLoCo, LocalSGD, SparseLoCo
 
 KINDS = {
-    "SparseLoCo": lambda inner, comm, H=3: SparseLoCo(inner, H, 0.05, chunk=256, comm=comm),
-    "DiLoCo": lambda inner, comm, H=3: DiLoCo(inner, H, comm=comm),
-    "LocalSGD": lambda inner, comm, H=3: LocalSGD(inner, H, comm=comm),
+    "SparseLoCo": lambda inner, comm, H=3, **how: SparseLoCo(inner, H, 0.05, chunk=256, comm=comm, **how),
+    "DiLoCo": lambda inner, comm, H=3, **how: DiLoCo(inner, H, comm=comm, **how),
+    "LocalSGD": lambda inner, comm, H=3, **how: LocalSGD(inner, H, comm=comm, **how),
 }
 
 
@@ -88,11 +88,11 @@ def case_sparseloco_is_the_algorithm_of_its_paper(comm):
         np.testing.assert_allclose(flat(model).numpy(), expected, atol=1e-5)
 
 
-@each(kind=KINDS)
-def case_a_state_goes_through_a_file_and_on_to_the_bit(comm, kind):
+@each(kind=KINDS, delay=[0, 2], dtype=[torch.float32, torch.bfloat16])
+def case_a_state_goes_through_a_file_and_on_to_the_bit(comm, kind, delay, dtype):
     def fresh():
-        model = net()
-        return model, KINDS[kind](torch.optim.AdamW(model.parameters(), 1e-3), comm)
+        model = net().to(dtype)
+        return model, KINDS[kind](torch.optim.AdamW(model.parameters(), 1e-3), comm, delay=delay)
 
     model, optimizer = fresh()
     train(model, optimizer, comm.rank, 7)  # one step behind a sum
@@ -166,15 +166,16 @@ def case_a_rank_that_fails_as_it_writes_parameters_leaves_replicas_alike(comm, k
     model = net()
     optimizer = KINDS[kind](torch.optim.SGD(model.parameters(), 0.05), comm, 2)
     train(model, optimizer, comm.rank, 3)
-    before, take = flat(model), optimizer._take
+    before, vector = flat(model), optimizer.local._vector
+    write = vector.write
 
-    def fails(anchor):
-        optimizer._take = take
-        take(anchor)
+    def fails(lo, hi, values):
+        vector.write = write
+        write(lo, hi, values)
         raise error("struck")
 
     if comm.rank == 1:
-        optimizer._take = fails
+        vector.write = fails
     with pytest.raises((error, sar.SparseAllreduceError)):
         optimizer.synchronize()
     torch.testing.assert_close(flat(model), before, rtol=0, atol=1e-6)
@@ -194,3 +195,44 @@ def case_settings_that_differ_are_an_error_on_all_ranks(comm):
         DiLoCo(torch.optim.SGD(model.parameters(), 0.05), 0 if comm.rank == 1 else 2, comm=comm)
     with pytest.raises(sar.AlgorithmError, match="decay"):
         SparseLoCo(torch.optim.SGD(model.parameters(), 0.05), 2, beta=1.5, comm=comm)
+
+
+@each(kind=KINDS, dtype=[torch.float32, torch.bfloat16])
+def case_sums_in_flight_and_fragments_come_together_at_the_end(comm, kind, dtype):
+    model = net(seed=comm.rank).to(dtype)
+    optimizer = KINDS[kind](torch.optim.SGD(model.parameters(), 0.05), comm, 4, delay=3, fragments=2)
+    train(model, optimizer, comm.rank, 11)
+    assert optimizer.sums == 4
+    optimizer.check_replicas()
+    optimizer.synchronize()
+    optimizer.check_replicas()
+    assert len(set(comm.allgather(bits(model)))) == 1
+
+
+def case_a_rank_that_joins_late_gets_the_weights(comm):
+    first = comm.Split(comm.rank < comm.size - 1, comm.rank)
+    model = net(seed=comm.rank)
+    inner = torch.optim.SGD(model.parameters(), 0.05)
+    if comm.rank < comm.size - 1:
+        optimizer = SparseLoCo(inner, 3, comm=first)
+        train(model, optimizer, comm.rank, 6)
+        optimizer.set_communicator(comm)
+    else:
+        optimizer = SparseLoCo(inner, 3, comm=comm)
+    assert (optimizer.steps, optimizer.sums, len(set(comm.allgather(bits(model))))) == (6, 2, 1)
+    train(model, optimizer, comm.rank, 3, 6)
+    assert len(set(comm.allgather(bits(model)))) == 1
+    first.Free()
+
+
+def case_parameters_in_another_order_in_memory_are_written_where_they_lie(comm):
+    weights = [torch.ones(6, 4).t(), torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last), torch.ones(5, 2)[:, 1]]
+    weights = [torch.nn.Parameter(weight.add_(comm.rank)) for weight in weights]
+    optimizer = LocalSGD(torch.optim.SGD(weights, 1.0), 1, fragments=1, comm=comm)
+    for weight in weights:
+        assert torch.equal(weight, torch.ones_like(weight))
+        weight.grad = torch.arange(float(weight.numel())).reshape(weight.shape) * comm.rank
+    optimizer.step()
+    share = sum(range(comm.size)) / comm.size
+    for weight in weights:
+        torch.testing.assert_close(weight.detach(), 1 - share * torch.arange(float(weight.numel())).reshape(weight.shape))

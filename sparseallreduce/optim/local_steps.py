@@ -1,0 +1,417 @@
+"""Ranks take several steps alone, and then sum what these have changed: what SparseLoCo, DiLoCo and local SGD have in common."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.algorithms.agreement import Intent
+from sparseallreduce.errors import AlgorithmError, CheckpointError, MismatchError
+from sparseallreduce.optim.local_sums import ChangeSum
+from sparseallreduce.optim.local_vectors import Arrays, Vector
+from sparseallreduce.runtime.communicators import resolve
+from sparseallreduce.runtime.launching import agree
+from sparseallreduce.runtime.objects import agreed, broadcast_arrays, gather, is_known, tell, together
+from sparseallreduce.streams.stream import SparseStream
+
+__all__ = ["Arrived", "Flight", "LocalSteps"]
+
+Array = NDArray[Any]
+VERSION = 2
+
+
+class LocalSteps(ABC):
+    """The base of what combines the changes that ``H`` steps of each rank alone have made to its parameters.
+
+    A rank's *change* is what its parameters were after the last sum, less what they are. The ranks combine their changes, and all set their
+    parameters to the same values: those after the last sum, less the combined change times ``outer_lr``. The caller takes the steps, by any
+    rule, and calls :meth:`step` behind each.
+
+    Parameters
+    ----------
+    parameters : array, or sequence of arrays
+        As for :class:`~sparseallreduce.optim.Optimizer`. They are set to the values of rank 0. Construction is collective.
+    H : int
+        Steps between two sums of the same parameters, at least 1.
+    outer_lr : float
+        What the combined change is multiplied by.
+    delay : int
+        Steps during which a sum is in flight before it is applied, from 0 to ``H``. With 0 a rank waits for it at once. Otherwise ranks go
+        on from their own parameters meanwhile, and what they change counts in the next sum; replicas are then alike after
+        :meth:`synchronize` alone.
+    fragments : int
+        Parts of the parameters, of about as many elements each, that are summed in turn, ``H / fragments`` steps apart; at most ``H``.
+    progress : str
+        How a sum in flight moves on: "manual", in each :meth:`step`, or "thread", see :func:`sparseallreduce.iallreduce`.
+    comm : mpi4py.MPI.Intracomm or SERIAL, optional
+        ``MPI.COMM_WORLD`` by default.
+
+    Attributes
+    ----------
+    steps : int
+        Steps of this rank.
+    sums : int
+        Sums over the ranks, of a fragment each.
+
+    Raises
+    ------
+    SparseAllreduceError
+        On every rank the same: AlgorithmError, StreamError or StreamTypeError for an argument that is wrong on any rank, MismatchError if
+        ranks differ in their settings or in the sizes of their parameters.
+
+    Notes
+    -----
+    Fragments in turn and sums behind computation are those of Streaming DiLoCo (Douillard et al., 2025). There a rank mixes its parameters
+    with those of the sum. Here it keeps its own steps since the sum began, so that each step counts once.
+    """
+
+    def __init__(
+        self,
+        parameters: Any,
+        H: int = 30,
+        *,
+        outer_lr: float = 1.0,
+        delay: int = 0,
+        fragments: int = 1,
+        progress: str = "manual",
+        comm: Any = None,
+    ) -> None:
+        self.comm = resolve(comm)
+        self.H, self.outer_lr, self.delay, self.fragments, self.progress = H, outer_lr, delay, fragments, progress
+        self.steps = self.sums = 0
+        self._flights: list[Flight] = []
+        together(self.comm, lambda: self._begin(parameters))
+
+    def _begin(self, parameters: Any) -> None:
+        agreed(self.comm, lambda: self._prepare(parameters))
+        self._meet(new=True)
+
+    def _prepare(self, parameters: Any) -> None:
+        self._check()
+        self._vector = parameters if isinstance(parameters, Vector) else Arrays(parameters)
+        size = self._vector.size
+        self._ranges = list(pairwise(size * part // self.fragments for part in range(self.fragments + 1)))
+        self._sums = [self._new_sum(hi - lo) for lo, hi in self._ranges]
+        self._set_anchor(self._vector.read(0, size))
+
+    def _check(self) -> None:
+        if self.H < 1:
+            raise AlgorithmError(f"H is the number of steps between two sums, at least 1, not {self.H}")
+        if not 0 <= self.delay <= self.H:
+            raise AlgorithmError(f"delay is a number of steps, from 0 to H, {self.H}, not {self.delay}")
+        if not 1 <= self.fragments <= self.H:
+            raise AlgorithmError(f"fragments is the number of parts that are summed in turn, from 1 to H, {self.H}, not {self.fragments}")
+        if self.progress not in ("manual", "thread"):
+            raise AlgorithmError(f"progress is 'manual' or 'thread', not {self.progress!r}")
+
+    def settings(self) -> dict[str, Any]:
+        """Return what has to be the same on all ranks, by name."""
+        return {"kind": type(self).__name__, "H": self.H, "outer_lr": self.outer_lr, "delay": self.delay, "fragments": self.fragments}
+
+    @abstractmethod
+    def _new_sum(self, size: int) -> ChangeSum:
+        """Return what sums the changes of so many parameters."""
+
+    def step(self) -> None:
+        """Count a step that this rank has taken; after every ``H`` of them, combine the changes of all ranks, which is collective.
+
+        Raises
+        ------
+        SparseAllreduceError
+            On every rank the same, if the sum fails on any. The parameters are those before the sum then, and :meth:`synchronize` goes on.
+        """
+        try:
+            self.steps += 1
+            for flight in self._flights:
+                with suppress(Exception):  # which is raised where it is finished
+                    flight.request.test()
+        except BaseException as error:
+            raise tell(self.comm, error) from None
+        while self._flights and self._flights[0].due <= self.steps:
+            together(self.comm, self._finish_first)
+        for fragment in self._due():
+            if self.delay:
+                self._start(fragment)
+            else:
+                together(self.comm, lambda fragment=fragment: self._combine(fragment))  # type: ignore[misc]
+
+    def finish(self) -> None:
+        """Wait for the sums in flight, and apply them. Collective."""
+        while self._flights:
+            together(self.comm, self._finish_first)
+
+    def synchronize(self) -> None:
+        """Combine the changes since the last sum now, so that all ranks have the same parameters, as at the end of training. Collective."""
+        self.finish()
+        for fragment in range(self.fragments):
+            together(self.comm, lambda fragment=fragment: self._combine(fragment))  # type: ignore[misc]
+
+    def set_communicator(self, comm: Any) -> None:
+        """Go on with the ranks of another communicator, of which each that is new constructs the same at this time. Collective over it.
+
+        Rank 0 of it is one of those that go on. New ranks take the parameters after the last sum, momentum, and the number of steps.
+        Without MPI's means to add processes to a run, a run is started anew with more ranks: see :meth:`restore`.
+
+        Raises
+        ------
+        SparseAllreduceError
+            On every rank the same: AlgorithmError if sums are in flight, which :meth:`finish` ends, or if rank 0 is new; MismatchError if
+            settings or steps differ.
+        """
+        comm = resolve(comm)
+        before = self.comm
+
+        def move() -> None:
+            self.comm = comm
+            agreed(comm, self._expect_no_flights)
+            self._meet(new=False)
+            for each in self._sums:
+                each.scale(comm.size / before.size)
+
+        try:
+            together(comm, move)
+        except BaseException:
+            self.comm = before
+            raise
+
+    def check_replicas(self) -> None:
+        """Make sure that all ranks had bitwise identical parameters after the last sums. Collective.
+
+        Raises
+        ------
+        MismatchError
+            On every rank, if they had not.
+        """
+        digests = gather(self.comm, hashlib.blake2b(self._anchor.tobytes()).digest())
+        for rank, digest in enumerate(digests):
+            if digest != digests[0]:
+                raise MismatchError(f"the replicas differ: rank {rank} has other parameters than rank 0")
+
+    def state(self) -> dict[str, Any]:
+        """Return the state of this rank, with which its parameters of this time belong: arrays, numbers, texts, dictionaries and lists.
+
+        A sum in flight is waited for, and applied later all the same: every rank has to go on, or take its state, too.
+        """
+        flights = [flight.state() for flight in self._flights]
+        own = {"version": VERSION, **self.settings(), "rank": self.comm.rank, "ranks": self.comm.size}
+        own |= {"steps": self.steps, "sums": self.sums}
+        arrays = {"anchor": self._anchor.copy()} | ({} if self._base is self._anchor else {"base": self._base.copy()})
+        return {**own, **arrays, "kept": [each.state() for each in self._sums], "flights": flights}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state that this rank has saved; the parameters are those of that time. Collective.
+
+        With as many ranks, every bit is as it would have been. A rank without a state of its own, as where there are more ranks now, loads
+        that of rank 0, with its parameters. With another number of ranks, what waits for later sums on ranks that are no more is lost.
+
+        Raises
+        ------
+        CheckpointError
+            On every rank, if a state does not fit.
+        """
+        together(self.comm, lambda: self._restore(state))
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        agreed(self.comm, lambda: self._check_state(state))
+        if len(set(gather(self.comm, (state["ranks"], state["steps"], state["sums"])))) > 1:
+            raise CheckpointError("the ranks load states of different steps: load those of one step")
+        agreed(self.comm, lambda: self._take_over(state))
+
+    def _check_state(self, state: Mapping[str, Any]) -> None:
+        for name, value in {"version": VERSION, **self.settings()}.items():
+            if state.get(name) != value:
+                raise CheckpointError(f"this state has {name} {state.get(name)!r}, and this optimiser has {value!r}")
+        if len(state["anchor"]) != self._vector.size:
+            raise CheckpointError(f"this state is of {len(state['anchor'])} parameters, and this optimiser has {self._vector.size}")
+
+    def _take_over(self, state: Mapping[str, Any]) -> None:
+        self.steps, self.sums = int(state["steps"]), int(state["sums"])
+        self._set_anchor(np.array(state["anchor"], self._vector.dtype))
+        if self._base is not self._anchor:
+            self._base[:] = state["base"]
+        for each, kept in zip(self._sums, state["kept"], strict=True):
+            if state["rank"] == self.comm.rank:
+                each.restore(kept)
+                each.scale(self.comm.size / state["ranks"])
+            else:
+                each.join({name: value for name, value in kept.items() if name != "residual"})
+        self._flights = [Flight.of(flight) for flight in state["flights"]]
+        for flight in self._flights:
+            flight.kept = self._sums[flight.fragment].state()
+
+    def _meet(self, new: bool) -> None:
+        """Make sure that all ranks want the same, and give those that are new what rank 0 has."""
+        settings = {name: str(value) for name, value in self.settings().items()} | {"elements of the parameters": str(self._vector.lengths)}
+        said = gather(self.comm, (settings, new, (self.steps, self.sums)))
+        _check_alike([each for each, _, _ in said])
+        going_on = {counts for _, is_new, counts in said if not is_new}
+        if going_on and said[0][1]:
+            raise AlgorithmError("rank 0 is new, and others are not: order the ranks so that rank 0 goes on, as Intercomm.Merge(high) does")
+        if len(going_on) > 1:
+            raise MismatchError("the ranks that go on have taken different numbers of steps, or sums")
+        kept = [each.shared_state() for each in self._sums]
+        arrays, numbers = {"anchor": self._anchor}, []
+        for part, each in enumerate(kept):
+            arrays |= {f"{part} {name}": value for name, value in each.items() if isinstance(value, np.ndarray)}
+            numbers.append({name: value for name, value in each.items() if not isinstance(value, np.ndarray)})
+        first = gather(self.comm, numbers if self.comm.rank == 0 else [])[0]
+        received = broadcast_arrays(self.comm, arrays if self.comm.rank == 0 else None)
+        if new and self.comm.rank:
+            self.steps, self.sums = said[0][2]
+            self._vector.write(0, self._vector.size, received["anchor"])
+            self._set_anchor(received["anchor"])
+            for part, (one, own) in enumerate(zip(self._sums, first, strict=True)):
+                prefix = f"{part} "
+                one.join({**own, **{name.removeprefix(prefix): value for name, value in received.items() if name.startswith(prefix)}})
+
+    def _expect_no_flights(self) -> None:
+        if self._flights:
+            raise AlgorithmError("sums are in flight on the former communicator: finish() them before")
+
+    def _set_anchor(self, anchor: Array) -> None:
+        """Note what the parameters are after the sums, as the vector has them; and as the parameters are rounded."""
+        self._anchor = np.array(anchor, self._vector.dtype)
+        shared = self._vector.exact and not self.delay
+        self._base = self._anchor if shared else self._vector.read(0, self._vector.size)
+
+    def _due(self) -> list[int]:
+        """Return the fragments whose sums begin behind this step."""
+        return [part for part in range(self.fragments) if (self.steps - (part + 1) * self.H // self.fragments) % self.H == 0]
+
+    def _prepared(self, fragment: int, delay: int = 0) -> Flight:
+        """Return a sum that has not begun; nothing is changed."""
+        lo, hi = self._ranges[fragment]
+        then = self._vector.read(lo, hi)
+        return Flight(fragment, self.steps + delay, delay > 0, then, self._base[lo:hi] - then, self._sums[fragment].state())
+
+    def _start(self, fragment: int) -> None:
+        """Start a sum. What is wrong on this rank is raised where the sum is finished, on all ranks."""
+        flight = Flight(fragment, self.steps + self.delay)
+        try:
+            flight = self._prepared(fragment, self.delay)
+            flight.request = self._sums[fragment].start(flight.change, self.comm, self.progress)
+        except Exception as error:
+            flight.request = _Failed(error) if is_known(error) else agree(self.comm, Intent((), 0, error), blocking=False)
+        except BaseException as error:
+            raise tell(self.comm, error) from None
+        self._flights.append(flight)
+
+    def _finish_first(self) -> None:
+        self._apply(self._flights.pop(0))
+
+    def _combine(self, fragment: int) -> None:
+        flight = agreed(self.comm, lambda: self._prepared(fragment))
+        flight.request = Arrived(lambda: self._sums[fragment].sum(flight.change, self.comm))
+        self._apply(flight)
+
+    def _apply(self, flight: Flight) -> None:
+        """Wait for a sum, and set parameters, or take everything back."""
+        lo, hi = self._ranges[flight.fragment]
+        before: list[Array] = []
+        try:
+            combined = self._sums[flight.fragment].combined(flight.request.wait())
+            anchor = self._descended(lo, hi, combined)
+            agreed(self.comm, lambda: self._write(flight, anchor, before))
+        except BaseException:
+            if flight.kept is not None:
+                self._sums[flight.fragment].restore(flight.kept)  # the parameters have the change, which the next sum takes
+            if flight.of_state:
+                self._flights.insert(0, flight)
+            if before:
+                self._anchor[lo:hi], self._base[lo:hi] = before[1:]
+                self._vector.write(lo, hi, before[0])
+            raise
+        self.sums += 1
+
+    def _descended(self, lo: int, hi: int, combined: SparseStream | Array) -> Array:
+        anchor = self._anchor[lo:hi].copy()
+        rate = anchor.dtype.type(self.outer_lr)
+        if isinstance(combined, SparseStream) and not combined.is_dense:
+            anchor[combined.indices] -= rate * combined.values
+        else:
+            anchor -= rate * (combined.to_dense() if isinstance(combined, SparseStream) else combined)
+        return anchor
+
+    def _write(self, flight: Flight, anchor: Array, before: list[Array]) -> None:
+        """Set parameters to the anchor and what this rank has changed since the sum began; note what was there in ``before``."""
+        lo, hi = self._ranges[flight.fragment]
+        now = self._vector.read(lo, hi)
+        since = now - flight.then if flight.behind else None
+        values = anchor if since is None else anchor + since
+        before += [now, self._anchor[lo:hi].copy(), self._base[lo:hi].copy()]
+        self._vector.write(lo, hi, values)
+        if self._base is not self._anchor:
+            written = self._vector.read(lo, hi)
+            self._base[lo:hi] = written if since is None else written - since
+        self._anchor[lo:hi] = anchor
+
+
+@dataclass(eq=False)
+class Flight:
+    """A sum on its way."""
+
+    fragment: int
+    due: int  # the step behind which it is applied
+    behind: bool = True  # whether steps are taken meanwhile
+    then: Any = None  # the parameters when it began
+    change: Any = None
+    kept: Any = None  # the state of what sums, from before
+    request: Any = None
+    of_state: bool = False  # whether it has come with a state, and its mean with it
+
+    def state(self) -> dict[str, Any]:
+        mean: SparseStream = self.request.wait()
+        entries = {"dense": mean.to_dense()} if mean.is_dense else {"indices": mean.indices.astype(np.int64), "values": mean.values.copy()}
+        return {"fragment": self.fragment, "due": self.due, "then": self.then.copy(), **entries}
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> Flight:
+        size = len(state["then"])
+        if "dense" in state:
+            mean = SparseStream.from_dense(np.asarray(state["dense"]))
+        else:
+            mean = SparseStream(np.asarray(state["indices"]), np.asarray(state["values"]), size)
+        then = np.array(state["then"])
+        return cls(int(state["fragment"]), int(state["due"]), then=then, request=Arrived(lambda: mean), of_state=True)
+
+
+@dataclass
+class Arrived:
+    """A request that is done where it is waited for."""
+
+    result: Any
+
+    def test(self) -> None:
+        pass
+
+    def wait(self) -> SparseStream:
+        mean: SparseStream = self.result()
+        return mean
+
+
+@dataclass
+class _Failed:
+    """A request of an operation that has failed already."""
+
+    error: Exception
+
+    def test(self) -> None:
+        pass
+
+    def wait(self) -> Any:
+        raise self.error
+
+
+def _check_alike(settings: Sequence[Mapping[str, str]]) -> None:
+    for name, value in settings[0].items():
+        for rank, others in enumerate(settings):
+            if others.get(name) != value:
+                raise MismatchError(f"the ranks differ: {name} is {value} on rank 0, and {others.get(name)} on rank {rank}")

@@ -1,0 +1,137 @@
+"""How the changes of ranks that have taken steps alone come together: as a sparse sum with error feedback, or whole, with momentum."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.reducers import ErrorFeedback, TopkA
+from sparseallreduce.runtime.api import allreduce, iallreduce
+from sparseallreduce.runtime.launching import Telling
+from sparseallreduce.runtime.simulator import Network, Simulation, simulate
+from sparseallreduce.streams.selection import ChunkTopK
+from sparseallreduce.streams.stream import SparseStream
+
+__all__ = ["ChangeSum", "FeedbackSum", "MomentumSum"]
+
+Array = NDArray[Any]
+
+
+class ChangeSum(ABC):
+    """What sums the changes of one fragment of the parameters; each rank has its own, with the same settings."""
+
+    @abstractmethod
+    def sum(self, change: Array, comm: Any) -> SparseStream:
+        """Return the mean of the ranks' changes, or of what is sent of them. Collective."""
+
+    @abstractmethod
+    def start(self, change: Array, comm: Any, progress: Any) -> Any:
+        """Start a :meth:`sum` and return a request; ``change`` has to stay as it is until that is done."""
+
+    @abstractmethod
+    def simulate(self, others: Sequence[Any], changes: Sequence[Array], network: Network | None, how: Mapping[str, Any]) -> Simulation:
+        """Return a simulated :meth:`sum` of all ranks, whose :class:`ChangeSum` are ``others``."""
+
+    @abstractmethod
+    def combined(self, mean: SparseStream) -> SparseStream | Array:
+        """Return what all ranks take off their parameters, before the outer rate."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """Return what later sums depend on: arrays, which no later sum changes, and numbers and texts."""
+
+    @abstractmethod
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a :meth:`state`."""
+
+    def shared_state(self) -> dict[str, Any]:
+        """Return of the :meth:`state` what is the same on all ranks."""
+        return self.state()
+
+    def join(self, state: Mapping[str, Any]) -> None:
+        """Go on from a :meth:`shared_state`, of another rank."""
+        self.restore(state)
+
+    @abstractmethod
+    def scale(self, factor: float) -> None:
+        """Multiply what waits on this rank, as where a mean is taken over another number of ranks from now on."""
+
+
+class FeedbackSum(ChangeSum):
+    """Sends the largest values of each chunk in few bits, and keeps the rest: see :class:`~sparseallreduce.ErrorFeedback`."""
+
+    def __init__(self, size: int, dtype: Any, density: float, beta: float, codec: str, chunk: int) -> None:
+        k = min(size, max(1, round(density * size)))
+        reducer = TopkA(size, k, selector=partial(ChunkTopK, chunk=chunk), value_codec=codec)
+        self.feedback = ErrorFeedback(reducer, dtype, decay=beta)
+
+    def sum(self, change: Array, comm: Any) -> SparseStream:
+        return self.feedback.step(change, comm)
+
+    def start(self, change: Array, comm: Any, progress: Any) -> Any:
+        return self.feedback.istep(change, comm, progress=progress)
+
+    def simulate(self, others: Sequence[Any], changes: Sequence[Array], network: Network | None, how: Mapping[str, Any]) -> Simulation:
+        return simulate(changes, [each.feedback for each in others], network, **how)
+
+    def combined(self, mean: SparseStream) -> SparseStream | Array:
+        return mean
+
+    def state(self) -> dict[str, Any]:
+        return self.feedback.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.feedback.restore(state)
+
+    def shared_state(self) -> dict[str, Any]:
+        return {name: value for name, value in self.state().items() if name != "residual"}
+
+    def join(self, state: Mapping[str, Any]) -> None:
+        self.feedback.restore({**state, "residual": np.zeros_like(self.feedback.residual)})
+
+    def scale(self, factor: float) -> None:
+        self.feedback.residual *= self.feedback.residual.dtype.type(factor)
+
+
+class MomentumSum(ChangeSum):
+    """Sends whole changes; their mean is the gradient of SGD with momentum, of which all ranks have the same velocity."""
+
+    def __init__(self, momentum: float, nesterov: bool) -> None:
+        self.momentum, self.nesterov = momentum, nesterov
+        self.velocity: Array | None = None
+
+    def sum(self, change: Array, comm: Any) -> SparseStream:
+        mean: SparseStream = allreduce(SparseStream.from_dense(change), comm, "mean")
+        return mean
+
+    def start(self, change: Array, comm: Any, progress: Any) -> Any:
+        with Telling(comm):
+            return iallreduce(SparseStream.from_dense(change), comm, "mean", progress=progress)
+
+    def simulate(self, others: Sequence[Any], changes: Sequence[Array], network: Network | None, how: Mapping[str, Any]) -> Simulation:
+        return simulate([SparseStream.from_dense(change) for change in changes], "auto", network, "mean", **how)
+
+    def combined(self, mean: SparseStream) -> SparseStream | Array:
+        change = mean.to_dense()
+        if not self.momentum:
+            return change
+        factor = change.dtype.type(self.momentum)
+        velocity = change.copy() if self.velocity is None else factor * self.velocity + change
+        combined = change + factor * velocity if self.nesterov else velocity
+        self.velocity = velocity
+        return combined
+
+    def state(self) -> dict[str, Any]:
+        return {} if self.velocity is None else {"velocity": self.velocity}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        velocity = state.get("velocity")
+        self.velocity = None if velocity is None else np.array(velocity)
+
+    def scale(self, factor: float) -> None:
+        pass  # a velocity is of means
