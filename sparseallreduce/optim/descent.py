@@ -29,13 +29,15 @@ class PackDescent:
     reducer : Reducer
     rate_first : bool
         Whether gradients are multiplied by the learning rate before they enter the residual, or updates afterwards.
+    revocable : bool
+        Whether an update can be put back into the residual instead of being applied.
     """
 
-    def __init__(self, pack: Pack, settings: Settings, reducer: Reducer, rate_first: bool) -> None:
+    def __init__(self, pack: Pack, settings: Settings, reducer: Reducer, rate_first: bool, revocable: bool = False) -> None:
         self.pack = pack
         self.settings = settings
         self.rate_first = rate_first
-        self.feedback = ErrorFeedback(reducer, pack.dtype)
+        self.feedback = ErrorFeedback(reducer, pack.dtype, revocable=revocable)
         self.rule = _rule(pack, settings)
         self.velocity = pack.xp.zeros(pack.size, pack.dtype) if settings.momentum_correction else None
         self._spare: Array | None = None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from sparseallreduce.algorithms.agreement import Intent
-from sparseallreduce.errors import AlgorithmError, CheckpointError, SparseAllreduceError, StreamError, StreamTypeError
+from sparseallreduce.errors import AlgorithmError, CheckpointError, MismatchError, SparseAllreduceError, StreamError, StreamTypeError
 from sparseallreduce.optim.arrays import as_array, as_flat_parameter, finite_norm, norms, place_of
 from sparseallreduce.optim.descent import PackDescent
 from sparseallreduce.optim.packs import Array, Pack
@@ -118,11 +118,16 @@ class Optimizer(ABC):
             self.options = options
             self.steps = 0
             self._pending: list[_Pending] = []
-            self._updates: dict[PackDescent, SparseStream] = {}  # of the step that is not finished
+            self._summed: list[tuple[_Pending, SparseStream]] = []  # sums of the step that is not finished which are not applied yet
+            self._updates: dict[PackDescent, SparseStream] = {}  # those that are
             self._failure: Exception | None = None  # the first of it
             self._left = False  # whether a step was interrupted before all of its sums had begun: it is never made
             self._missed: set[int] = set()  # parameters that it does not sum, of which the other ranks have been told
             self._sums = 0  # of the latest step
+            self._held: frozenset[PackDescent] = frozenset()  # whose sums this rank has, as it has told the other ranks
+            self._vote: Request | None = None  # by which the ranks find out whether all of them have the same sums of a step that fails
+            self._alike: bool | None = None  # what came of it
+            self._unsure = 0  # steps of which this rank could not find that out
             self._descents: list[PackDescent] = []
             try:
                 self.settings = Settings(momentum, momentum_correction, momentum_masking, weight_decay, clip_norm, adam, by_layer)
@@ -170,6 +175,9 @@ class Optimizer(ABC):
                     if idle and all(pending.descent is None for pending in self._pending):
                         self._pending.clear()  # nothing has begun
                     self._left = self._left or (idle and bool(self._pending))
+                    self._start_vote(idle)
+                    if idle and not self._left:  # there is no step to finish, in which the outcome would matter
+                        self._vote = None
                     self._complete(error)
                     raise
             return self.finish()
@@ -228,7 +236,9 @@ class Optimizer(ABC):
         ------
         SparseAllreduceError
             On every rank the same, the first there was. The parameters whose sums failed are as before; their residuals have lost
-            nothing, see :class:`~sparseallreduce.ErrorFeedback`. The step does not count, and the optimiser is ready for the next.
+            nothing, see :class:`~sparseallreduce.ErrorFeedback`. Sums that all ranks have are applied; if one rank lacks a sum that
+            another has, because it was interrupted, no rank applies any, and what they sent returns to their residuals. The step does not
+            count, and the optimiser is ready for the next.
 
         Notes
         -----
@@ -237,11 +247,12 @@ class Optimizer(ABC):
         other ranks may have applied.
         """
         try:
-            if not (self._left or self._updates or self._failure):
+            if not (self._left or self._summed or self._updates or self._failure):
                 self._sums = len(self._pending)
             self._missed.clear()
             self._finish()
             updates, failure = self._updates, self._failure
+            self._vote = self._alike = None
             self._updates, self._failure, self._left = {}, None, False
             if failure is not None:
                 raise failure
@@ -253,7 +264,7 @@ class Optimizer(ABC):
             raise
 
     def _finish(self) -> None:
-        """Wait for the sums of this step, and apply them."""
+        """Wait for the sums of this step, and apply them, if all ranks have the same ones."""
         while self._pending:
             pending = self._pending[0]
             try:
@@ -264,10 +275,53 @@ class Optimizer(ABC):
                     pending.wait()
                 pending.failed()
             else:
-                assert pending.descent is not None
-                pending.descent.apply(update, pending.rate)
-                self._updates[pending.descent] = update
+                self._summed.append((pending, update))
             del self._pending[0]
+        if self._failure is not None:
+            self._put_back_uneven()
+        while self._summed:
+            pending, update = self._summed[0]
+            assert pending.descent is not None
+            pending.descent.apply(update, pending.rate)
+            self._updates[pending.descent] = update
+            del self._summed[0]
+
+    def _start_vote(self, idle: bool = True) -> None:
+        """Start to compare with the other ranks which sums of a step that fails this rank has.
+
+        Every rank on which a step fails does so, and one that leaves a step does so before; an interrupted rank may have lost sums that
+        other ranks have. A step of one sum needs no comparison: it fails on a rank only if that has not got it. Where this rank is not
+        ``idle``, its sums are those of another step.
+        """
+        if self._vote is not None or len(self._descents) == 1:
+            return
+        done = {each.descent for each in self._pending if each.has_succeeded()} | {each.descent for each, _ in self._summed}
+        done = done if idle else set()
+        numbers = [number for number, descent in enumerate(self._descents) if descent in done]
+        vote = self._agree(Intent((("sums that this rank has of a step that fails", str(numbers)),), 0))
+        if idle:
+            self._held, self._vote = frozenset(self._descents[number] for number in numbers), vote
+
+    def _put_back_uneven(self) -> None:
+        """Give up all sums of a step that fails, if some ranks have others than this one, so that no rank applies them."""
+        self._start_vote()
+        if self._vote is not None and self._alike is None:
+            try:
+                self._vote.wait()
+                self._alike = True
+            except Exception as error:
+                self._alike = False
+                self._unsure += not isinstance(error, MismatchError)
+        kept = self._held if self._alike else frozenset()
+        for pending, update in tuple(self._summed):
+            assert pending.descent is not None
+            if self._vote is not None and pending.descent not in kept:
+                pending.descent.feedback.put_back()
+                pending.failed()
+                self._summed.remove((pending, update))
+        if self._alike is False:
+            for descent in self._descents:
+                descent.feedback.reducer.reset()
 
     def _complete(self, error: BaseException) -> None:
         """Wait for the sums in flight before an error is raised, so that no rank waits for this one there; interrupts end them."""
@@ -374,12 +428,14 @@ class Optimizer(ABC):
         if any(array.dtype != pack.dtype for pack in packs for array in pack.parameters):
             raise StreamTypeError("parameters that are packed into one vector have to be of one dtype: convert them, or take by_layer=True")
         rate_first = self.rate_first and self.settings.adam is None
-        return [PackDescent(pack, self.settings, self._reducer(pack.size), rate_first) for pack in packs]
+        revocable = len(packs) > 1
+        return [PackDescent(pack, self.settings, self._reducer(pack.size), rate_first, revocable) for pack in packs]
 
     def _startable(self, layer: int) -> PackDescent:
         if layer not in range(len(self._descents)):
             raise AlgorithmError(f"there is no parameter {layer}: they are numbered from 0 to {len(self._descents) - 1}")
-        if any(pending.descent is self._descents[layer] for pending in self._pending):
+        started = (*self._pending, *(each for each, _ in self._summed))
+        if any(pending.descent is self._descents[layer] for pending in started):
             raise AlgorithmError(f"parameter {layer} was started in this step already: finish the step")
         return self._descents[layer]
 
@@ -416,6 +472,8 @@ class Optimizer(ABC):
     def _sum(self, descent: PackDescent, vector: Array, rate: float) -> None:
         """Start a sum, of which all ranks know that it is of the same step, parameters and rate."""
         said = {"parameters": descent.pack.layers, "step of the optimiser": self.steps, "learning rate": rate}
+        if self._unsure:
+            said["step of the optimiser"] = f"{self.steps}, behind {self._unsure} that may not have been applied by all ranks"
         pending = _Pending(descent, rate, descent.feedback.gradients)
         self._pending.append(pending)
 
@@ -447,6 +505,7 @@ class Optimizer(ABC):
         started = [pending.descent for pending in self._pending]
         self._missed = {place for place, each in enumerate(self._descents) if place != layer and each not in started}
         self._tell_rest(error, self._sums or len(self._descents))
+        self._start_vote()
 
     def _take_up(self) -> None:
         """Finish what an error has left, which all ranks know of.
@@ -473,7 +532,7 @@ class Optimizer(ABC):
         return given
 
     def _expect_idle(self) -> None:
-        if self._pending:
+        if self._pending or self._summed or self._failure is not None:
             raise AlgorithmError("a step was started and not finished: call finish first")
 
     def _terms(self) -> tuple[tuple[str, str], ...]:
@@ -549,6 +608,10 @@ class _Pending:
     def has_failed(self) -> bool:
         """Return whether it is known to have failed."""
         return self.error is not None if self.request is None else self.request.has_failed()
+
+    def has_succeeded(self) -> bool:
+        """Return whether its result is there."""
+        return self.request is not None and self.request.has_succeeded()
 
     def failed(self) -> None:
         """Note what has come of it all the same."""

@@ -48,6 +48,8 @@ class ErrorFeedback:
     decay : float
         What the residual is multiplied by before a gradient is added to it, above 0 and at most 1. Below 1 what is old counts less, as
         with SparseLoCo's beta (Sarfi et al., 2025, algorithm 1), which takes the place of momentum.
+    revocable : bool
+        Keep what a step takes out of the residual, so that :meth:`put_back` can undo it. Costs a copy of the values that were sent.
 
     Attributes
     ----------
@@ -92,7 +94,7 @@ class ErrorFeedback:
     array([0., 0., 0., 2.], dtype=float32)
     """
 
-    def __init__(self, reducer: Reducer, dtype: DTypeLike = np.float32, *, decay: float = 1.0) -> None:
+    def __init__(self, reducer: Reducer, dtype: DTypeLike = np.float32, *, decay: float = 1.0, revocable: bool = False) -> None:
         if np.dtype(dtype) not in DTYPES:
             raise StreamTypeError(f"residuals are of float32 or float64, not {np.dtype(dtype)}")
         if not 0 < decay <= 1:
@@ -101,6 +103,8 @@ class ErrorFeedback:
         self.residual: NDArray[Any] = np.zeros(reducer.size, dtype)
         self.contributed: Any = no_indices(reducer.size)
         self.gradients = 0
+        self.revocable = revocable
+        self._taken: tuple[Any, Any] | None = None  # places of the residual, and what lay there before the latest step took its part out
         self._settled = False  # whether a gradient has said where the residual is to lie
 
     def __repr__(self) -> str:
@@ -155,9 +159,31 @@ class ErrorFeedback:
             return _Step(self, self.reducer, Intent((), 0, error))
         return self.reducer.planned(self.residual, gradient, kind=partial(_Step, self))
 
+    def put_back(self) -> None:
+        """Return what the latest step has sent to the residual, as if its update had never been; the gradient stays in the residual.
+
+        Call it before the next step, and :meth:`Reducer.reset` on all ranks, where a step's update is given up because other ranks do not
+        have it.
+
+        Raises
+        ------
+        AlgorithmError
+            If the error feedback is not ``revocable``, or no step has been completed since the latest call.
+        """
+        if self._taken is None:
+            raise AlgorithmError("there is no step to put back: construct with revocable=True, and call this once behind a completed step")
+        places, values = self._taken
+        if isinstance(places, slice):
+            self.residual[places] = values
+        else:
+            kernels.scatter_set(places, values, 0, self.residual)
+        self.contributed = no_indices(self.reducer.size)
+        self._taken = None
+
     def reset(self) -> None:
         """Forget residual and history; raises AlgorithmError if a step is in flight."""
         self.reducer.reset()
+        self._taken = None
         self.residual[:] = 0
         self.contributed = no_indices(self.reducer.size)
         self.gradients = 0
@@ -188,6 +214,7 @@ class ErrorFeedback:
             ours = f"shape {self.residual.shape} and dtype {self.residual.dtype}"
             raise CheckpointError(f"this state has a residual of shape {residual.shape} and dtype {residual.dtype}, not of {ours}")
         self.reducer.restore(state)
+        self._taken = None
         self.residual[:] = array_module(self.residual).asarray(residual)
         self.contributed = no_indices(self.reducer.size)
         self.gradients = int(state["gradients"])
@@ -214,15 +241,24 @@ class _Step(ReducerOperation):
         if self.feedback.decay != 1 and self.accumulator is not None:
             self.accumulator *= self.accumulator.dtype.type(self.feedback.decay)
         super().take_in()
-        self.feedback._settled = True
+        self.feedback._settled, self.feedback._taken = True, None
         self.feedback.gradients += 1
 
     def completed(self, reduced: Reduced, ranks: int) -> SparseStream:
         mean, returned = _divided(reduced.update, ranks), self.reducer.returned
         assert self.accumulator is not None and returned is not None
+        taken = _held(self.accumulator, reduced.contributed, returned) if self.feedback.revocable else None
         _take_out(self.accumulator, reduced.contributed, returned)
-        self.feedback.contributed = reduced.contributed
+        self.feedback.contributed, self.feedback._taken = reduced.contributed, taken
         return mean
+
+
+def _held(residual: NDArray[Any], contributed: Any, returned: SparseStream) -> tuple[Any, Any]:
+    """Return the places of a residual that :func:`_take_out` changes, and copies of their values."""
+    if isinstance(contributed, slice):
+        return contributed, residual[contributed].copy()
+    places = array_module(residual).union1d(contributed, returned.indices) if returned.stored else contributed
+    return places, residual[places]
 
 
 def _take_out(residual: NDArray[Any], contributed: Any, returned: SparseStream) -> None:

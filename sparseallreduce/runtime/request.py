@@ -151,6 +151,13 @@ class Request:
             return self._error is not None
         return operation.error is not None or operation.failure is not None  # in the latter case the ranks are still agreeing on the error
 
+    def has_succeeded(self) -> bool:
+        """Return whether the operation is over and its result there, without moving it on."""
+        operation = self._operation
+        if operation is None:
+            return self._error is None
+        return operation.done and operation.error is None
+
     def _finish(self) -> None:
         if self._operation is not None:
             try:

@@ -12,6 +12,7 @@ import sparseallreduce as sar
 from sparseallreduce import optim
 from sparseallreduce.optim import Adam, DensityWarmup, TopKSGD, simulated_step
 from sparseallreduce.optim.descent import PackDescent
+from sparseallreduce.runtime.request import Request
 from sparseallreduce.runtime.serial import SerialCommunicator
 from sparseallreduce.streams import selection
 
@@ -179,6 +180,34 @@ def case_a_layer_whose_start_is_interrupted_fails_the_step_on_all_ranks(comm, la
     with pytest.raises(sar.SparseAllreduceError, match=f"{error.__name__}.*"):
         optimizer.finish()
     assert optimizer.steps == 1 and len(set(comm.allgather(joined(ours).tobytes()))) == 1
+    optimizer.step(gradients(comm.rank, 2))
+    assert optimizer.steps == 2 and len(set(comm.allgather(joined(ours).tobytes()))) == 1
+
+
+@each(momentum=[0.0, 0.9])
+def case_a_sum_that_an_interrupted_rank_lacks_is_applied_by_none(comm, momentum):
+    """The last rank loses its result, as if it had been interrupted once it had sent all that the others need, and is interrupted then."""
+    if comm.size == 1:
+        skip("needs two ranks")
+    ours = parameters()
+    optimizer = TopKSGD(ours, 0.1, 0.05, comm, momentum=momentum, momentum_correction=momentum > 0, by_layer=True)
+    optimizer.step(gradients(comm.rank, 0))
+    before, kept, struck = joined(ours), optimizer.residuals[0].copy(), comm.rank == comm.size - 1
+    optimizer.start(0, gradients(comm.rank, 1)[0])
+    first = optimizer._pending[0]
+    while not first.has_succeeded():
+        first.test()
+    if struck:
+        first.descent.feedback.put_back()
+        first.request = Request(None, error=sar.SparseAllreduceError("KeyboardInterrupt on the last rank"))
+    with failing(PackDescent, "fed", KeyboardInterrupt, struck), pytest.raises(KeyboardInterrupt) if struck else nullcontext():
+        optimizer.start(1, gradients(comm.rank, 1)[1])
+    optimizer.start(2, gradients(comm.rank, 1)[2])
+    with pytest.raises(sar.SparseAllreduceError, match="KeyboardInterrupt"):
+        optimizer.finish()
+    assert joined(ours).tobytes() == before.tobytes() and optimizer.steps == 1
+    if not momentum:
+        np.testing.assert_allclose(optimizer.residuals[0], kept + gradients(comm.rank, 1)[0].ravel(), rtol=1e-6)
     optimizer.step(gradients(comm.rank, 2))
     assert optimizer.steps == 2 and len(set(comm.allgather(joined(ours).tobytes()))) == 1
 
