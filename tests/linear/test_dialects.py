@@ -206,7 +206,7 @@ def test_text_with_a_word_that_files_begin_with_is_text(tmp_path):
 
 def test_the_option_is_named_as_the_caller_writes_it(tmp_path):
     path = written(tmp_path, "1 0:1\n-1 1:1\n")
-    text = f"{path}, line 1: index 0, but indices count from 1; if they count from 0 in this file, say so by {{}}: '1 0:1'"
+    text = f"{path}, line 1: index 0, but indices count from 1; if they count from 0 in this file, use {{}}: '1 0:1'"
     assert refused(path) == refused(path, 2) == text.format("zero_based=True")
     for call in (lambda: load(path, comm=sar.SERIAL), lambda: convert(path, tmp_path / "out.csr", sar.SERIAL)):
         with pytest.raises(DatasetError) as caught:
@@ -252,7 +252,7 @@ def test_training_counts_samples_by_these_weights(tmp_path):
     one, other = (load_model(tmp_path / f"{name}.npz").weights for name in "wr")
     np.testing.assert_allclose(one, other, rtol=1e-4)
     assert "accuracy" in command("predict", tmp_path / "w.npz", weighted, "--out", tmp_path / "out").output
-    with pytest.raises(DatasetError, match="sample 0 of rank 0 has the importance 3, and the binary format has none"):
+    with pytest.raises(DatasetError, match="sample 0 of rank 0 has the importance 3, but the binary format has none"):
         convert(weighted, tmp_path / "a.csr", sar.SERIAL)
     with pytest.raises(DatasetError, match="has the importance 3"):
         write_binary(tmp_path / "a.csr", load(weighted, comm=sar.SERIAL)[0], sar.SERIAL)

@@ -134,7 +134,7 @@ def test_a_broken_transfer_goes_on_where_it_broke(server, tmp_path, breaks):
 
 def test_a_later_run_goes_on_where_an_earlier_one_gave_up(server, tmp_path):
     server.moods = [5000, *["broken"] * 5]
-    with pytest.raises(DatasetError, match=r"cannot fetch http.*little\.bz2: 503 .*; the 5000 bytes that have come are kept for the next"):
+    with pytest.raises(DatasetError, match=r"cannot fetch http.*little\.bz2: 503 .*; the 5000 bytes received are kept for the next"):
         fetched(server, tmp_path)
     assert len(server.requests) == 6
     [path] = fetched(server, tmp_path, binary=False)
@@ -203,7 +203,7 @@ def test_a_transfer_whose_length_nobody_said_is_whole_when_the_file_has_an_end(s
 def test_a_transfer_that_never_comes_to_an_end_is_no_file_and_pins_nothing(server, tmp_path, unmeasured, binary):
     server.moods = [len(server.files[unmeasured]) - 3] * 20
     server.ranges = False
-    with pytest.raises(DatasetError, match=r"ended after .* bytes, in the middle of the file, whose length the server does not say"):
+    with pytest.raises(DatasetError, match=r"ended after .* bytes, in the middle of the file, whose length the server did not send"):
         fetched(server, tmp_path, binary=binary)
     assert len(server.requests) == 6
     assert {path.suffix for path in tmp_path.iterdir()} <= {".part", ".version", ".lock"}
@@ -323,7 +323,7 @@ def test_the_compression_that_the_mirror_has_is_taken(server, tmp_path, monkeypa
 def test_checksums(server, tmp_path, algorithm):
     right = hashlib.new(algorithm, FILE).hexdigest()
     prefix = "" if algorithm == "sha256" else f"{algorithm}:"
-    with pytest.raises(DatasetError, match=f"another checksum than {prefix}{right[::-1]}: what has come is thrown away"):
+    with pytest.raises(DatasetError, match=f"another checksum than {prefix}{right[::-1]}: the received file is discarded"):
         fetched(server, tmp_path, checksums={"little.bz2": prefix + right[::-1]})
     assert not (tmp_path / "little.bz2").exists()
     assert fetched(server, tmp_path, checksums={"little.bz2": prefix + right}) == [tmp_path / "little.csr"]

@@ -266,7 +266,7 @@ def test_vw_itself_reads_the_same(tmp_path):
 @pytest.mark.parametrize(
     "line,says",
     [
-        ("1 2 3", "there is no | in front of the features: '1 2 3'"),
+        ("1 2 3", "there is no | before the features: '1 2 3'"),
         ("x |a b", "the label 'x' is not a number"),
         ("|a b", "there is no label"),
         ("1 -2 |a b", "the importance '-2' is below 0"),
@@ -300,7 +300,7 @@ def test_importances_weigh_samples_and_cannot_be_converted(tmp_path):
     np.testing.assert_allclose(one.weights, other.weights, rtol=1e-5)
     losses = [json.loads((tmp_path / f"{name}.json").read_text())["epochs"][-1]["loss"] for name in ("weighted", "repeated")]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    with pytest.raises(DatasetError, match="sample 0 of rank 0 has the importance 3, and the binary format has none"):
+    with pytest.raises(DatasetError, match="sample 0 of rank 0 has the importance 3, but the binary format has none"):
         convert(tmp_path / "weighted.vw", tmp_path / "a.csr", sar.SERIAL)
 
 

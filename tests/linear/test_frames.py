@@ -63,13 +63,13 @@ def test_missing_columns_and_strange_values_are_named():
     model = LogisticRegression(comm=sar.SERIAL).fit(FRAME, Y)
     with pytest.raises(ValueError, match="X: there are no columns 'age' and 'size', which the model was trained on"):
         model.predict(FRAME[["color", "member"]])
-    with pytest.raises(ValueError, match="X, row 1: the column 'age' is 'old', which is no number"):
+    with pytest.raises(ValueError, match="X, row 1: the column 'age' is 'old', which is not a number"):
         model.predict(NEW.assign(age=["1", "old"]))
     with pytest.raises(ValueError, match="was fitted on a frame of 4 columns, which are 9 features: pass a frame"):
         model.predict(np.ones((1, 4)))
     with pytest.raises(ValueError, match=r"X, row 0: the column 'when' holds dates"):
         LogisticRegression(comm=sar.SERIAL).fit(FRAME.assign(when=pd.Timestamp("2020-01-01")), Y)
-    with pytest.raises(ValueError, match=r"X cannot be taken as a table.*odd"):
+    with pytest.raises(ValueError, match=r"X cannot be converted to a table.*odd"):
         LogisticRegression(comm=sar.SERIAL).fit(FRAME.assign(odd=[1, "a"] * 10), Y)
 
 

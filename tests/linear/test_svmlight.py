@@ -214,7 +214,7 @@ def test_indices_beyond_32_bits(text_file):
     assert (train.indices.dtype, train.indices.tolist()) == (np.uint64, [4_999_999_999])
     train, _ = load(text_file("1 4294967296:1\n"), comm=sar.SERIAL)
     assert (train.indices.dtype, train.indices.tolist(), train.features) == (np.uint32, [2**32 - 1], 2**32)
-    with pytest.raises(DatasetError, match="index 4294967297 is above 4294967296, the highest that is read unless"):
+    with pytest.raises(DatasetError, match="index 4294967297 is above 4294967296, the highest allowed unless"):
         load(text_file("1 4294967297:1\n"), comm=sar.SERIAL)
 
 

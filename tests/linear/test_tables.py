@@ -175,10 +175,10 @@ def test_the_first_line_is_a_header_if_it_looks_so_or_is_said_to(text, options, 
         ("a,b\n1,2\n", {"target": "b", "drop": ["c"]}, "there is no column 'c', but 'a' and 'b'"),
         ("a,b\n1,2\n", {"target": "b", "features": ["b"]}, "'b' cannot be both"),
         ("a,a,y\n1,2,3\n", {"target": "y"}, "2 columns are called 'a': rename them, or leave them out by drop"),
-        ("a,y\n1,2\n1\n", {"target": "y"}, "a.csv, line 3: 1 field, where there are 2 columns: '1'"),
-        ('a,y\n"1\n\n",2\n\n1,2,3\n', {"target": "y"}, "a.csv, line 6: 3 fields, where there are 2 columns: '1,2,3'"),
+        ("a,y\n1,2\n1\n", {"target": "y"}, "a.csv, line 3: 1 field, but 2 columns: '1'"),
+        ('a,y\n"1\n\n",2\n\n1,2,3\n', {"target": "y"}, "a.csv, line 6: 3 fields, but 2 columns: '1,2,3'"),
         ("a,y\n1,2\n1,\n", {"target": "y"}, "a.csv, line 3: the target 'y' is missing"),
-        ("a,y\n1,2\n1,no\n", {"target": "y"}, "a.csv, line 3: the target 'y' is 'no', and others are numbers"),
+        ("a,y\n1,2\n1,no\n", {"target": "y"}, "a.csv, line 3: the target 'y' is 'no', but others are numbers"),
         ("a,y\ninf,2\n", {"target": "y"}, "a.csv, line 2: the column 'a' is inf"),
         ("a,y\n1e39,2\n", {"target": "y"}, "a.csv, line 2: the column 'a' is 1e\\+39, too large for float32"),
         ("a,y\n2020-01-01,2\n", {"target": "y"}, "a.csv, line 2: the column 'a' holds dates or times.*drop=.*categorical="),
@@ -256,7 +256,7 @@ def test_a_test_set_is_encoded_as_the_training_set_by_names(tmp_path):
     "text, error",
     [
         ("b,y\nred,yes\n", "there is no column 'a', which the model was trained on, but 'b' and 'y'"),
-        ("a,b,y\n1,x,no\noops,x,no\n", "b.csv, line 3: the column 'a' is 'oops', which is no number, as it was in training"),
+        ("a,b,y\n1,x,no\noops,x,no\n", "b.csv, line 3: the column 'a' is 'oops', which is not a number, as it was in training"),
     ],
 )
 def test_a_table_that_cannot_be_encoded_as_in_training_is_refused(text, error, tmp_path):

@@ -81,10 +81,10 @@ def case_a_column_that_is_of_strings_on_the_last_rank_is_so_on_all(comm):
 
 
 FAULTS = {
-    "ragged": ("1,2,3\n", ", line 62: 3 fields, where there are 2 columns"),
+    "ragged": ("1,2,3\n", ", line 62: 3 fields, but 2 columns"),
     "quote": ('"1,2\n', "a quote that opens a field is not closed"),
     "target": ("1,\n", ", line 62: the target 'y' is missing"),
-    "names": ("1,yes\n", ", line 62: the target 'y' is 'yes', and others are numbers"),
+    "names": ("1,yes\n", ", line 62: the target 'y' is 'yes', but others are numbers"),
     "characters": ("\udcff,1\n", ", line 62: invalid start byte of UTF-8"),
     "infinite": ("inf,1\n", ", line 62: the column 'a' is inf"),
 }

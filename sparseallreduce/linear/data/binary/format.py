@@ -1,4 +1,4 @@
-"""The header of the binary CSR format, as ``data/FORMAT.md`` lays it down."""
+"""The header of the binary CSR format, as defined in ``data/FORMAT.md``."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["BLOCK", "HEADER_BYTES", "MAGIC", "SECTIONS", "Header", "Section"]
 
 Array = NDArray[Any]
 
-# Its first byte is no text, and its line ends tell of a transfer that has changed them.
+# Its first byte is not text, and its line ends reveal a transfer that has changed them.
 MAGIC = b"\x89SAR\r\n\x1a\n"
 VERSION = 1
 HEADER_BYTES = 192
-BLOCK = 1 << 20  # bytes under one checksum, in files that we write
+BLOCK = 1 << 20  # bytes per checksum in written files
 SECTIONS = ("indptr", "indices", "values", "labels")
 
 _ALIGNMENT = 64
@@ -37,7 +37,7 @@ _LABEL_TYPES: dict[int, np.dtype[Any]] = {1: np.dtype("<i1"), 8: np.dtype("<f8")
 
 
 class Section(NamedTuple):
-    """Where one of the arrays lies in the file."""
+    """The position of one of the arrays in the file."""
 
     offset: int
     length: int
@@ -45,23 +45,23 @@ class Section(NamedTuple):
 
 @dataclass(frozen=True)
 class Header:
-    """What stands in the first 192 bytes."""
+    """The contents of the first 192 bytes."""
 
     samples: int
     features: int
     nonzeros: int
     index_width: int  # bytes
-    value_width: int  # bytes; 0 if all values are one, and not stored
+    value_width: int  # bytes; 0 if all values are 1 and not stored
     label_width: int  # bytes: 1 for int8, 8 for float64
     file_bytes: int
-    block: int  # bytes under one checksum
+    block: int  # bytes per checksum
     sections: dict[str, Section]
     checksums: Section
     checksums_crc: int
 
     @classmethod
     def planned(cls, samples: int, features: int, nonzeros: int, widths: tuple[int, int, int]) -> Header:
-        """The header of a file that is still to be written, but for the checksum of its checksums."""
+        """Return the header of a file to be written, without the checksum of its checksums."""
         index, value, label = widths
         lengths = cls._lengths(samples, nonzeros, index, value, label)
         blocks = sum(-(-length // BLOCK) for length in lengths)
@@ -73,7 +73,7 @@ class Header:
         return cls(samples, features, nonzeros, index, value, label, end, BLOCK, dict(zip(SECTIONS, placed)), placed[-1], 0)
 
     def dtype(self, section: str) -> np.dtype[Any]:
-        """Of the items of a section as they lie in the file."""
+        """Return the data type of a section's items in the file."""
         if section == "indptr":
             return np.dtype("<i8")
         if section == "indices":
@@ -83,16 +83,17 @@ class Header:
         return _LABEL_TYPES[self.label_width]
 
     def first_block(self, section: str) -> int:
-        """The number of a section's first block among those of all sections."""
+        """Return the number of a section's first block among those of all sections."""
         before = SECTIONS[: SECTIONS.index(section)]
         return sum(-(-self.sections[name].length // self.block) for name in before)
 
     @property
     def blocks(self) -> int:
-        """Blocks of all sections."""
+        """The number of blocks in all sections."""
         return sum(-(-section.length // self.block) for section in self.sections.values())
 
     def to_bytes(self) -> bytes:
+        """Return the header as bytes."""
         places = [number for section in (*self.sections.values(), self.checksums) for number in section]
         packed = _LAYOUT.pack(
             *(MAGIC, VERSION, _ORDER, self.samples, self.features, self.nonzeros, self.file_bytes),
@@ -102,12 +103,12 @@ class Header:
 
     @classmethod
     def from_bytes(cls, raw: bytes, file_bytes: int, path: PathLike) -> Header:
-        """The header that these bytes are, of a file of so many bytes.
+        """Return the header in these bytes, of a file of ``file_bytes`` bytes.
 
         Raises
         ------
         DatasetError
-            With the offset of what is wrong.
+            With the offset of the fault.
         """
         try:
             _identify(raw)
@@ -136,9 +137,9 @@ class Header:
         if self.samples < 1:
             raise _Fault(16, "no samples in it")
         if not 1 <= self.features <= (2**32 if self.index_width == 4 else 2**63):
-            raise _Fault(24, f"{self.features} features do not go with indices of {self.index_width} bytes")
+            raise _Fault(24, f"{self.features} features do not match indices of {self.index_width} bytes")
         if self.block < _ALIGNMENT or self.block % _ALIGNMENT or self.block > _LARGEST_BLOCK:
-            raise _Fault(52, f"blocks of {self.block} bytes are no multiple of {_ALIGNMENT} up to {_LARGEST_BLOCK}")
+            raise _Fault(52, f"blocks of {self.block} bytes are not a multiple of {_ALIGNMENT} up to {_LARGEST_BLOCK}")
 
     def _check_sections(self) -> None:
         needed = (*self._lengths(self.samples, self.nonzeros, self.index_width, self.value_width, self.label_width), 4 * self.blocks)
@@ -147,7 +148,7 @@ class Header:
             if section.length != needed[number]:
                 raise _Fault(64 + 16 * number, f"the section {name} has {section.length} bytes, but the counts make {needed[number]}")
             if section.offset % _ALIGNMENT or section.offset < end or section.offset + section.length > self.file_bytes:
-                raise _Fault(56 + 16 * number, f"the section {name} cannot begin at {section.offset}")
+                raise _Fault(56 + 16 * number, f"the section {name} cannot start at {section.offset}")
             end = section.offset + section.length
 
     @staticmethod
@@ -156,13 +157,13 @@ class Header:
 
 
 class _Fault(Exception):
-    """What is wrong, behind the offset of it."""
+    """Raised with the offset of a fault and its description."""
 
 
 def _identify(raw: bytes) -> None:
-    """Make sure that this is a whole header of our version."""
+    """Raise an error unless this is a complete header of our version."""
     if raw[:4] != MAGIC[:4]:
-        raise _Fault(0, f"the file begins with {raw[:8]!r}: it is no binary data set")
+        raise _Fault(0, f"the file starts with {raw[:8]!r}: it is not a binary data set")
     if raw[: len(MAGIC)] != MAGIC[: len(raw)]:
         raise _Fault(4, "the line ends in the magic number are not as written: the file was transferred as text")
     if len(raw) < HEADER_BYTES:
@@ -173,6 +174,6 @@ def _identify(raw: bytes) -> None:
     if order != _ORDER:
         raise _Fault(12, "the byte order mark is altered")
     if version != VERSION:
-        raise _Fault(8, f"the file is of version {version}, but this release reads version {VERSION}: install a newer one")
+        raise _Fault(8, f"the file has version {version}, but this release reads version {VERSION}: install a newer one")
     if _CHECKSUM.unpack(raw[-_CHECKSUM.size :])[0] != zlib.crc32(raw[: -_CHECKSUM.size]):
         raise _Fault(HEADER_BYTES - _CHECKSUM.size, "the header does not match its checksum: it is altered")

@@ -1,4 +1,4 @@
-"""The loop over non-zeros that checks what a binary file holds, compiled by numba."""
+"""The loop over non-zeros that checks the content of a binary file, compiled by numba."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ABOVE, UNSORTED, NOT_FINITE = 1, 2, 3
 
 @kernel
 def first_fault(indptr: Array, indices: Array, values: Array, features: int) -> tuple[int, int, int]:
-    """What is wrong first (0: nothing), and with which row and entry: an index not below features, a row unsorted, a value not finite."""
+    """Return the first fault (0: none), with its row and entry: an index not below ``features``, an unsorted row, a non-finite value."""
     for row in range(indptr.size - 1):
         least = np.uint64(0)
         for entry in range(indptr[row], indptr[row + 1]):

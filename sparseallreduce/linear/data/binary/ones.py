@@ -1,4 +1,4 @@
-"""Arrays of ones that take a fixed piece of memory, whatever their length."""
+"""Arrays of ones that take a fixed amount of memory, whatever their length."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["repeated_ones"]
 
 Array = NDArray[Any]
 
-_PIECE = 1 << 24  # bytes of memory at least
-_PIECES = 1 << 14  # at most: a process has about four times as many mappings
-_MAP_FIXED = 0x10  # on Linux
+_PIECE = 1 << 24  # smallest size of the piece of memory, in bytes
+_PIECES = 1 << 14  # largest number of mappings: a process may have about four times as many
+_MAP_FIXED = 0x10  # the value on Linux
 
 
 def repeated_ones(count: int) -> Array:
-    """Read-only float32 ones, of shape (count,), which are one piece of memory that is mapped again and again.
+    """Return read-only float32 ones of shape (count,), which map one piece of memory repeatedly.
 
-    Where the system has no such pieces, all of them are memory.
+    Ordinary memory is used on systems without memfd.
 
     Examples
     --------

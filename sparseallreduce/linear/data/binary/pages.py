@@ -1,8 +1,8 @@
-"""What the system is told of a mapped file that is larger than the memory: which of its pages will be read.
+"""Advice to the system on how a mapped file that is larger than memory will be read.
 
-By itself it reads some megabytes around every page that is missed, as suits who goes through a file in order. Samples are read in random
-order, in which that drops what others need. So in training it is to read no more than it is asked for, and it is asked for the rows of
-the next step while the present one is computed.
+By default, the system reads some megabytes around every missing page, which suits sequential reading. Samples are read in random order, for
+which that evicts pages that are still needed. So during training the system is advised to read only requested pages, and the rows of the
+next step are requested while the present one is computed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Pages:
     Parameters
     ----------
     indptr : ndarray
-        Where each row begins in all of the others.
+        Start of each row in the other arrays.
     arrays : iterable of ndarray
     """
 
@@ -40,15 +40,15 @@ class Pages:
             self._madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
     def read_at_random(self) -> None:
-        """From now on, read what is missed, and no more."""
+        """Advise the system to read only missing pages from now on."""
         self._advise_all(mmap.MADV_RANDOM)
 
     def read_in_order(self) -> None:
-        """From now on, read ahead."""
+        """Advise the system to read ahead from now on."""
         self._advise_all(mmap.MADV_NORMAL)
 
     def fetch(self, rows: Array) -> None:
-        """Begin to read some rows, and do not wait for them."""
+        """Start to read some rows, without waiting for them."""
         starts, ends = self._indptr[rows], self._indptr[rows + 1]
         for address, itemsize, _ in self._extents:
             begins = (address + starts * itemsize) // _PAGE * _PAGE
@@ -62,4 +62,4 @@ class Pages:
 
     def _advise(self, begin: int, length: int, advice: int) -> None:
         if self._madvise is not None and length > 0:
-            self._madvise(begin, length, advice)  # which may be refused: it is advice
+            self._madvise(begin, length, advice)  # failure is harmless: it is only advice

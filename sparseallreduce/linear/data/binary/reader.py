@@ -1,11 +1,11 @@
-"""Reading the binary CSR format (``data/FORMAT.md``), of which every rank takes its own rows.
+"""Reading the binary CSR format (``data/FORMAT.md``): every rank takes its own rows.
 
-One process maps the file into memory and copies nothing. Several read it at once through MPI-IO, each the blocks that its rows lie in; but
-where the file takes more than half of the memory that is left to any of them, they map it as well. What is mapped the system reads when
-it is needed, and may drop at any time: so a file may be much larger than the memory. By way of a cache, files are read, or their cached
-pieces are mapped.
+A single process maps the file into memory without copying. Several read it concurrently through MPI-IO, each the blocks that contain its
+rows; but if the file takes more than half of the memory available to any of them, they map it too. The system reads mapped pages when they
+are needed, and may evict them at any time, so a file may be much larger than memory. With a cache, files are read, or their cached pieces
+are mapped.
 
-Either way a rank checks all that it takes: the checksum of every block, and that rows, indices, values and labels keep their promises.
+In all cases a rank checks what it takes: the checksum of every block, and the validity of rows, indices, values and labels.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from sparseallreduce.streams.stream import index_dtype
 __all__ = ["is_binary", "read_binaries", "read_binary"]
 
 Array = NDArray[Any]
-Bytes = Callable[[int, int], Array]  # the bytes of a file by offset and length
+Bytes = Callable[[int, int], Array]  # a function that returns the bytes of a file, given offset and length
 
-_SHARE = 0.5  # of the memory that is left, up to which a file is read into it
-_LONGEST_READ = 1 << 30  # bytes: MPI counts up to 2**31 - 1
+_SHARE = 0.5  # largest size of a file to read into memory, as a fraction of available memory
+_LONGEST_READ = 1 << 30  # bytes per read: MPI counts up to 2**31 - 1
 
 
 def is_binary(path: PathLike) -> bool:
-    """Whether the first bytes of a file are those of the binary format.
+    """Return True if the first bytes of a file are those of the binary format.
 
     Raises
     ------
@@ -59,20 +59,20 @@ def is_binary(path: PathLike) -> bool:
 
 
 def read_binary(path: PathLike, comm: Any) -> Dataset:
-    """This rank's samples of a binary file; collective over ``comm``.
+    """Return this rank's samples of a binary file. Collective over ``comm``.
 
-    Ranks get contiguous rows of about the same number of non-zeros. A rank alone gets arrays that are the mapped file itself.
+    Ranks get contiguous rows with about the same number of non-zeros. On a single rank, the arrays are the mapped file itself.
 
     Parameters
     ----------
     path : path
     comm : communicator
-        Of mpi4py if it has more than one rank.
+        Communicator, of mpi4py if it has more than one rank.
 
     Raises
     ------
     DatasetError
-        On every rank alike, with the file, the offset and what is wrong there.
+        On every rank, with the file, the offset and the fault.
     """
     plan = agreed(comm, lambda: _plan(path, comm.size) if comm.rank == 0 else None)
     header, checksums, bounds = cast("tuple[Header, Array, list[int]]", gather(comm, plan)[0])
@@ -80,19 +80,19 @@ def read_binary(path: PathLike, comm: Any) -> Dataset:
     large = any(gather(comm, header.file_bytes > _SHARE * memory_left()))
     with _bytes(path, comm, large) as source:
         rows = _Rows(path, header, checksums, source, large)
-        indptr = agreed(comm, lambda: rows.indptr(first, last))  # all ranks', before anybody relies on it
+        indptr = agreed(comm, lambda: rows.indptr(first, last))  # checked on all ranks before any uses it
         return agreed(comm, lambda: rows.dataset(first, last, indptr))
 
 
 def read_binaries(source: Source, comm: Any) -> Dataset:
-    """This rank's samples of several binary files, one behind the other, in memory; collective over ``comm``.
+    """Return this rank's samples of several binary files, one after another, in memory. Collective over ``comm``.
 
-    Ranks get contiguous rows of about the same number of non-zeros, of all files together.
+    Ranks get contiguous rows of all files together, with about the same number of non-zeros.
 
     Raises
     ------
     DatasetError
-        On every rank alike, with the file, the offset and what is wrong there.
+        On every rank, with the file, the offset and the fault.
     """
     headers = source.each(comm, lambda part: _plan(part, 1)[0])
     weights = [header.nonzeros + header.samples for header in headers]
@@ -117,7 +117,7 @@ def read_binaries(source: Source, comm: Any) -> Dataset:
 
 
 def _joined(parts: list[Dataset], features: int, dtype: np.dtype[Any]) -> Dataset:
-    """Samples one behind the other."""
+    """Return parts concatenated into one data set."""
     ends, nonzeros = [np.zeros(1, np.int64)], 0
     for part in parts:
         ends.append(part.indptr[1:] + nonzeros)
@@ -130,9 +130,9 @@ def _joined(parts: list[Dataset], features: int, dtype: np.dtype[Any]) -> Datase
 
 
 def _plan(path: PathLike, ranks: int, targets: list[int] | None = None) -> tuple[Header, Array, list[int]]:
-    """The header, the checksums, and the row with which each rank begins, and the last one ends.
+    """Return the header, the checksums, and the first row of each rank followed by the end of the last one.
 
-    With ``targets`` the rows before the last are those before which so many samples and non-zeros lie.
+    With ``targets``, the rows are the first ones that are preceded by this many samples plus non-zeros.
     """
     with readable(path), open_input(path) as file:
         header = Header.from_bytes(file.read(HEADER_BYTES), file.seek(0, os.SEEK_END), path)
@@ -143,7 +143,7 @@ def _plan(path: PathLike, ranks: int, targets: list[int] | None = None) -> tuple
         offset, dtype = header.sections["indptr"].offset, header.dtype("indptr")
 
         def weight(row: int) -> int:
-            """Of the samples before one; each counts as one non-zero more, for what it costs by itself."""
+            """Return the number of non-zeros before a row, plus one for each sample before it."""
             file.seek(offset + row * dtype.itemsize)
             begin = file.read(dtype.itemsize)
             if len(begin) < dtype.itemsize:
@@ -154,14 +154,14 @@ def _plan(path: PathLike, ranks: int, targets: list[int] | None = None) -> tuple
         rows = range(header.samples + 1)
         inner = [everything * rank // ranks for rank in range(1, ranks)] if targets is None else targets
         found = [bisect.bisect_left(rows, target, key=weight) for target in inner]
-        # In a damaged file they may be out of order; what is wrong shows when the rows are read.
+        # In a damaged file they may be unsorted; reading the rows then reports the fault.
         bounds = np.maximum.accumulate(np.array([0, *found, header.samples], np.int64))
     return header, np.frombuffer(table, "<u4"), np.minimum(bounds, header.samples).tolist()
 
 
 @contextmanager
 def _bytes(path: PathLike, comm: Any, large: bool) -> Iterator[Bytes]:
-    """The bytes of a file: a rank alone maps it into memory, several open it together by MPI-IO, unless it is large or cached."""
+    """Provide the bytes of a file: mapped on a single rank or if it is large, from the cache, or through MPI-IO."""
     if isinstance(path, CachedInput):
         with path.opened() as cached:
             take = cached.map_at if large else cached.read_at
@@ -197,7 +197,7 @@ def _mapped(path: PathLike) -> Array:
 
 
 def _read(path: PathLike, file: Any, offset: int, length: int) -> Array:
-    # Each rank reads one long piece of each section: nothing that reading collectively could bring together.
+    # Each rank reads one long piece of each section, so collective reading would have no advantage.
     from mpi4py import MPI
 
     out = np.empty(length, np.uint8)
@@ -220,21 +220,21 @@ class _Rows:
         self._path, self._header, self._checksums, self._source, self._large = path, header, checksums, source, large
 
     def indptr(self, first: int, last: int) -> Array:
-        """Where rows [first, last] begin among the non-zeros of the file."""
+        """Return the positions of rows [first, last] among the non-zeros of the file."""
         header = self._header
         begins = self._items("indptr", first, last + 1)
         if first == 0 and begins[0] != 0:
-            self._refuse("indptr", 0, f"the first sample begins at non-zero {begins[0]}, not at 0")
+            self._refuse("indptr", 0, f"the first sample starts at non-zero {begins[0]}, not at 0")
         falling = np.flatnonzero(begins[1:] < begins[:-1])
         if len(falling):
             row = first + int(falling[0])
-            self._refuse("indptr", row + 1, f"sample {row} ends before it begins, at non-zero {begins[row + 1 - first]}")
+            self._refuse("indptr", row + 1, f"sample {row} ends before it starts, at non-zero {begins[row + 1 - first]}")
         if begins[0] < 0 or begins[-1] > header.nonzeros or (last == header.samples and begins[-1] != header.nonzeros):
             self._refuse("indptr", last, f"the samples end at non-zero {begins[-1]} of {header.nonzeros}")
         return begins
 
     def dataset(self, first: int, last: int, begins: Array) -> Dataset:
-        """Rows [first, last) of the file, which begin at these of its non-zeros."""
+        """Return rows [first, last) of the file, given the positions of their non-zeros."""
         header = self._header
         start, end = int(begins[0]), int(begins[-1])
         indptr = begins if start == 0 else begins - start
@@ -254,7 +254,7 @@ class _Rows:
         raise DatasetError(f"{self._path}, offset {offset}: {reason}")
 
     def _items(self, section: str, first: int, last: int) -> Array:
-        """Items [first, last) of a section, after their blocks have matched their checksums."""
+        """Return items [first, last) of a section, after verifying the checksums of their blocks."""
         header, (offset, length) = self._header, self._header.sections[section]
         item = header.dtype(section).itemsize
         begin = first * item // header.block * header.block
@@ -269,7 +269,7 @@ class _Rows:
         return stored.astype(stored.dtype.newbyteorder("="), copy=False)
 
     def _values(self, start: int, end: int) -> Array:
-        """As float32 or float64, whichever the file holds."""
+        """Return values as float32 or float64, as stored in the file."""
         if self._header.value_width == 0:
             return repeated_ones(end - start) if self._large else np.ones(end - start, np.float32)
         return self._items("values", start, end)
@@ -287,6 +287,6 @@ class _Rows:
 
 @cache
 def _compiled_check(index: np.dtype[Any], value: np.dtype[Any]) -> Callable[..., tuple[int, int, int]]:
-    """The check of rows with indices and values of these dtypes."""
+    """Return the compiled check of rows for indices and values of these dtypes."""
     arrays = (types.Array(kind, 1, "C", readonly=True) for kind in (types.int64, *map(numba.from_dtype, (index, value))))
     return compiled_entry(kernels.first_fault, (*arrays, types.uint64))

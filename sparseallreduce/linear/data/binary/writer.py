@@ -1,7 +1,7 @@
-"""Writing the binary CSR format (``data/FORMAT.md``) by all ranks at once, in bounded memory, whole or not at all.
+"""Writing the binary CSR format (``data/FORMAT.md``) by all ranks, in bounded memory; the file appears complete or not at all.
 
-How many samples there are is known only when the last has come. So each rank first appends its columns to files of its own, in a folder
-beside the result; then all ranks copy them to where they belong, each a share of the result's blocks. The result gets its name last.
+The number of samples is known only at the end. So each rank first appends its columns to its own files, in a folder
+next to the result; then all ranks copy them to their final positions, each a share of the result's blocks. The result is renamed last.
 """
 
 from __future__ import annotations
@@ -31,48 +31,48 @@ __all__ = ["BinaryWriter", "write_binary"]
 
 Array = NDArray[Any]
 
-_WHOLE = "whole"  # the result before it has its name
+_WHOLE = "whole"  # name of the result before it is renamed
 
 
 class _Share(NamedTuple):
-    """What a rank has appended."""
+    """Properties of the samples that a rank has appended."""
 
     rows: int = 0
     nnz: int = 0
-    highest: int = -1  # index
-    ones: bool = True  # whether all values are one
-    small: bool = True  # whether all labels are whole numbers of one byte
+    highest: int = -1  # highest index
+    ones: bool = True  # whether all values are 1
+    small: bool = True  # whether all labels are integers of one byte
 
 
 def write_binary(path: PathLike, dataset: Dataset, comm: Any) -> None:
-    """Write the samples of all ranks, in the order of the ranks; collective over ``comm``.
+    """Write the samples of all ranks in rank order. Collective over ``comm``.
 
     Raises
     ------
     DatasetError
-        On every rank alike.
+        On every rank.
     """
     if dataset.names is not None:
-        raise DatasetError(f"cannot write {path}: labels are names of classes, and the binary format has numbers alone: number the classes")
+        raise DatasetError(f"cannot write {path}: labels are names of classes, but the binary format has only numbers: number the classes")
     with BinaryWriter(path, comm, features=dataset.features, dtype=dataset.values.dtype) as writer:
         agreed(comm, lambda: writer.append(Block(dataset.indptr, dataset.indices, dataset.values, dataset.labels, dataset.weights)))
         writer.finish()
 
 
 class BinaryWriter:
-    """Takes samples block by block, those of rank 0 before those of rank 1 and so on, and writes them in the end.
+    """Collects samples block by block, those of rank 0 before those of rank 1 and so on, and finally writes them.
 
-    Entering and :meth:`finish` are collective; leaving without the latter leaves nothing behind.
+    Entering the context and :meth:`finish` are collective; leaving it without the latter leaves no file.
 
     Parameters
     ----------
     path : path
     comm : communicator
-        Of ranks that see the same folder.
+        Communicator of ranks that share the folder.
     features : int, optional
-        Dimension N; by default one more than the highest index, which must then fit into four bytes.
+        Number of features, N; by default the highest index plus one, and indices must then fit into four bytes.
     dtype : dtype
-        Of the values, float32 or float64.
+        Data type of the values, float32 or float64.
     """
 
     def __init__(self, path: PathLike, comm: Any, *, features: int | None = None, dtype: DTypeLike = np.float32) -> None:
@@ -105,10 +105,10 @@ class BinaryWriter:
             self._lock.release()
 
     def _prepare(self) -> None:
-        """Make the folder, and clear it of what a killed writer has left."""
+        """Create the folder, and remove what a killed writer has left."""
         with written(self._path):
             if is_special(self._path):
-                raise OSError(errno.EINVAL, "it is no regular file")  # which would be known only when all is written
+                raise OSError(errno.EINVAL, "it is not a regular file")  # otherwise renaming would fail after everything is written
             self._folder.mkdir(exist_ok=True)
             try:
                 self._lock.acquire(timeout=0)
@@ -127,22 +127,22 @@ class BinaryWriter:
 
     @property
     def samples(self) -> int:
-        """What this rank has appended."""
+        """The number of samples that this rank has appended."""
         return self._share.rows
 
     def append(self, block: Block) -> None:
-        """Add samples behind those of this rank.
+        """Append samples to those of this rank.
 
         Raises
         ------
         DatasetError
-            If they cannot be written, or do not count alike: the format has no weights of samples.
+            If they cannot be written, or have weights other than 1: the format has no sample weights.
         """
         share = self._share
         if block.weights is not None and not (block.weights == 1).all():
             what = f"sample {share.rows + int((block.weights != 1).argmax())} of rank {self._comm.rank} has the importance"
             weight = block.weights[(block.weights != 1).argmax()]
-            raise DatasetError(f"cannot write {self._path}: {what} {weight:g}, and the binary format has none: train on the source itself")
+            raise DatasetError(f"cannot write {self._path}: {what} {weight:g}, but the binary format has none: train on the source itself")
         with written(self._path):
             _write(self._files["indptr"], (block.indptr[1:] - block.indptr[0] + share.nnz).astype(self._dtypes["indptr"], copy=False))
             for section, items in (("indices", block.indices), ("values", block.values), ("labels", block.labels)):
@@ -156,17 +156,17 @@ class BinaryWriter:
         )
 
     def finish(self, progress: Progress = None) -> Header:
-        """Write what all ranks have appended, and give the file its name; collective.
+        """Write the samples of all ranks, and rename the file. Collective.
 
         Parameters
         ----------
         progress : callable, optional
-            Called with the bytes that this rank has written since the last call.
+            Function called with the number of bytes that this rank has written since the last call.
 
         Raises
         ------
         DatasetError
-            On every rank alike.
+            On every rank.
         """
         for file in self._files.values():
             file.close()
@@ -189,7 +189,7 @@ class BinaryWriter:
         if highest >= features:
             raise DatasetError(f"cannot write {self._path}: index {highest} is not below the {features} features")
         itemsize = self._dtypes["values"].itemsize
-        # What is left out is read as float32, in which it is then trained.
+        # Values that are left out are read, and then trained, as float32.
         value_width = 0 if itemsize == 4 and all(share.ones for share in shares) else itemsize
         label_width = 1 if all(share.small for share in shares) else 8
         widths = self._dtypes["indices"].itemsize, value_width, label_width
@@ -219,7 +219,7 @@ class BinaryWriter:
         return np.array(checksums, "<u4")
 
     def _items(self, section: str, first: int, last: int, shares: list[_Share]) -> Array:
-        """Items [first, last) of a section, from the files of the ranks that have them."""
+        """Return items [first, last) of a section from the files of the ranks that have them."""
         dtype = self._dtypes[section]
         parts = []
         begin = nonzeros = 0
@@ -244,7 +244,7 @@ class BinaryWriter:
 
 
 def _numbered_blocks(header: Header, blocks: range) -> Iterator[tuple[str, int]]:
-    """Of blocks that are numbered over all sections, each one's section and its number in that."""
+    """Yield the section, and the number in it, of blocks that are numbered over all sections."""
     for section in SECTIONS:
         first = header.first_block(section)
         count = -(-header.sections[section].length // header.block)

@@ -1,1 +1,1 @@
-"""Data sets of the LIBSVM collection, by name."""
+"""Data sets of the LIBSVM collection by name."""

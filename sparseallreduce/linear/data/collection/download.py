@@ -1,11 +1,11 @@
-"""A downloader for pooch that takes up a broken transfer where it broke, in this run or in a later one.
+"""A downloader for pooch that resumes an interrupted transfer, in the same run or in a later one.
 
-What has come so far lies in a file with the suffix ``.part``, and beside it, in ``.part.version``, what the server calls this version of
-the file (ETag or Last-Modified). The rest is asked for on condition that the version is still the same: otherwise, and from a server that
-cannot send a part of a file, the whole file comes anew.
+Received data are stored in a file with the suffix ``.part``, with the server's version of the file (ETag or Last-Modified) in
+``.part.version``. The rest is requested on condition that the version is the same: otherwise, and from a server that does not support
+ranges, the whole file is transferred again.
 
-Where a server does not say how long the file is, a connection that ends may have ended too early. What has come must then be a whole
-compressed stream, or text whose last line has an end.
+If a server does not send the length of a file, a connection may have ended too early. The data must then be complete
+compressed streams, or text whose last line has a newline.
 """
 
 from __future__ import annotations
@@ -30,51 +30,51 @@ from sparseallreduce.errors import DatasetError
 
 __all__ = ["AbsentError", "Downloader", "Secure"]
 
-_ATTEMPTS = 5  # in a row that bring nothing
-_PAUSE = 1.0  # seconds before the next attempt, and twice as long after each that brought nothing
-_TIMEOUT = (10.0, 60.0)  # seconds to connect, and without a byte
-_PIECE = 1 << 16  # bytes written at once, of which a broken connection loses the last
-_UNPACKED = 1 << 20  # bytes that are decompressed at once
-_VERSION = re.compile(r"[ -~]{1,1000}")  # what a server may call a version of a file
+_ATTEMPTS = 5  # number of consecutive attempts without progress after which to fail
+_PAUSE = 1.0  # seconds before the next attempt, doubled after each without progress
+_TIMEOUT = (10.0, 60.0)  # seconds to connect, and between two bytes
+_PIECE = 1 << 16  # bytes per write; an interrupted connection loses the last piece
+_UNPACKED = 1 << 20  # bytes decompressed in one call
+_VERSION = re.compile(r"[ -~]{1,1000}")  # allowed version strings of servers
 
 
 class AbsentError(DatasetError):
-    """The server has no such file."""
+    """Raised if the server does not have the file."""
 
 
 class _BrokenError(Exception):
-    """The transfer ended too early, for a reason that may pass."""
+    """Raised if the transfer ended too early, for a reason that may be temporary."""
 
 
 class Secure(requests.Session):
-    """A session that no server leads from an encrypted connection to one that is not."""
+    """A session that refuses redirects from an encrypted to an unencrypted connection."""
 
     def get_redirect_target(self, resp: requests.Response) -> str | None:
-        """Where a response sends the client.
+        """Return the target of a redirect.
 
         Raises
         ------
         DatasetError
-            If that is another protocol than HTTPS, from a server that was asked by it.
+            If a server contacted by HTTPS redirects to another protocol.
         """
         target = super().get_redirect_target(resp)
         if target is not None and urlsplit(resp.url).scheme == "https":
             absolute = urljoin(resp.url, target)
             if urlsplit(absolute).scheme != "https":
                 what = "which is not encrypted, so that anyone on the way could alter it"
-                raise DatasetError(f"cannot fetch {resp.url}: the server sends us to {absolute}, {what}: choose another --mirror")
+                raise DatasetError(f"cannot fetch {resp.url}: the server redirects to {absolute}, {what}: choose another --mirror")
         return target
 
 
 class Downloader:
-    """What ``pooch`` takes as a ``downloader``.
+    """A ``downloader`` for ``pooch``.
 
     Parameters
     ----------
     part : Path
-        Where to keep what has come so far.
+        File for the data received so far.
     on_received : callable, optional
-        Called with how many bytes there are, and how many there will be, if known.
+        Function called with the number of bytes received, and the total if known.
     """
 
     def __init__(self, part: Path, on_received: Callable[[int, int | None], object] | None = None) -> None:
@@ -82,12 +82,12 @@ class Downloader:
         self._on_received = on_received
 
     def __call__(self, url: str, output_file: str, pooch: Any = None, check_only: bool = False) -> None:
-        """Fetch a file; the arguments are those with which pooch calls.
+        """Fetch a file; the arguments are those that pooch passes.
 
         Raises
         ------
         DatasetError
-            If it cannot be had; what has come stays for the next time.
+            If it cannot be fetched; received data are kept for the next call.
         """
         clear_special(self._part)
         most, failures = self._received(), 0
@@ -99,7 +99,7 @@ class Downloader:
                 failures = 0 if self._received() > most else failures + 1
                 most = max(most, self._received())
                 if failures == _ATTEMPTS:
-                    kept = f"; the {self._received()} bytes that have come are kept for the next time" if self._received() else ""
+                    kept = f"; the {self._received()} bytes received are kept for the next time" if self._received() else ""
                     raise DatasetError(f"cannot fetch {url}: {_reason(error)}{kept}") from None
                 time.sleep(_PAUSE * 2**failures)
         publish(self._part, Path(output_file))
@@ -109,9 +109,9 @@ class Downloader:
         return self._part.stat().st_size if self._part.exists() else 0
 
     def _transfer(self, url: str) -> None:
-        """Bring the part up to the whole file, or as far as the connection lasts."""
+        """Receive the rest of the file, or as much as the connection allows."""
         have, version = self._received(), self._known_version()
-        headers = {"Accept-Encoding": "identity"}  # so that bytes are those of the file
+        headers = {"Accept-Encoding": "identity"}  # byte ranges have to refer to the file itself
         if have and version is not None:
             headers |= {"Range": f"bytes={have}-", "If-Range": version}
         with Secure() as session, session.get(url, headers=headers, stream=True, timeout=_TIMEOUT) as response:
@@ -128,10 +128,10 @@ class Downloader:
         if total is not None and have != total:
             raise _BrokenError(f"the connection ended after {have} of {total} bytes")
         if total is None and not _ends(self._part, Path(urlsplit(url).path).suffix):
-            raise _BrokenError(f"the connection ended after {have} bytes, in the middle of the file, whose length the server does not say")
+            raise _BrokenError(f"the connection ended after {have} bytes, in the middle of the file, whose length the server did not send")
 
     def _known_version(self) -> str | None:
-        """What the server has called the version of what has come so far, None if that is not known."""
+        """Return the server's version of the received data, or None if it is unknown."""
         try:
             version = read_bytes(self._version, 1000).decode()
         except (OSError, Damaged, UnicodeDecodeError):
@@ -139,7 +139,7 @@ class Downloader:
         return version if _VERSION.fullmatch(version) else None
 
     def _begin(self, url: str, have: int, response: requests.Response) -> tuple[int, int | None]:
-        """From where on the file comes, and how long it is in all."""
+        """Return the position from which the file is sent, and its total length."""
         if response.status_code in (404, 410):
             raise AbsentError(f"cannot fetch {url}: {response.status_code} {response.reason}")
         sent = re.fullmatch(r"bytes (?:(\d+)-\d+|\*)/(\d+)", response.headers.get("Content-Range", ""))
@@ -148,8 +148,8 @@ class Downloader:
         if response.status_code in (206, 416):
             if response.status_code == 206 and sent and int(sent[1] or -1) == have:
                 return have, int(sent[2])
-            self._version.unlink(missing_ok=True)  # from the beginning, then
-            raise _BrokenError(f"the server does not go on from byte {have}")
+            self._version.unlink(missing_ok=True)  # the next attempt starts from the beginning
+            raise _BrokenError(f"the server does not continue from byte {have}")
         if 400 <= response.status_code < 500:
             raise DatasetError(f"cannot fetch {url}: {response.status_code} {response.reason}")
         response.raise_for_status()
@@ -165,7 +165,7 @@ class Downloader:
 
 
 def _ends(path: Path, suffix: str) -> bool:
-    """Whether a file ends where one of this suffix may end: behind compressed streams, or a line."""
+    """Return True if a file of this suffix is complete: it ends with a compressed stream, or a newline."""
     openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
     opener = openers.get(suffix)
     if opener is None:
@@ -182,7 +182,7 @@ def _ends(path: Path, suffix: str) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    """The innermost cause, without the wrappers that libraries put around it."""
+    """Return the innermost cause of an error, without the wrappers of libraries."""
     while error.__context__ is not None and isinstance(error.__context__, Exception):
         error = error.__context__
     return str(error).rstrip(".") or type(error).__name__

@@ -1,6 +1,6 @@
-"""Fetch data sets of the LIBSVM collection into a cache, check them, and convert them to the binary format.
+"""Fetching data sets of the LIBSVM collection into a cache, with checksums, and converting them to the binary format.
 
-pooch keeps the cache and compares checksums; beneath it is a downloader of our own, because pooch has none that takes up a broken
+pooch manages the cache and compares checksums; it uses our own downloader, because it has none that resumes an interrupted
 transfer. Processes that share a cache wait for each other by locks, so that each file is fetched and converted once.
 """
 
@@ -39,7 +39,7 @@ Converter = Callable[..., Header]
 Received = Callable[[int, int | None], object] | None
 
 _CHECKSUM = re.compile(r"[0-9a-fA-F]{64}")  # of SHA-256
-_LONGEST_PIN = 1 << 12  # bytes of a file that keeps one
+_LONGEST_PIN = 1 << 12  # largest size of a checksum file, in bytes
 
 @collective
 def fetch(
@@ -53,7 +53,7 @@ def fetch(
     convert: Converter = convert,
     on_received: Received = None,
 ) -> list[Path]:
-    """The files of a data set, fetched and converted if they are not in the cache yet; collective over ``comm``.
+    """Return the files of a data set, fetched and converted unless they are in the cache. Collective over ``comm``.
 
     Rank 0 fetches; all ranks convert.
 
@@ -62,20 +62,20 @@ def fetch(
     name : str
         A key of :data:`SETS`.
     comm : communicator
-        Of ranks that see the same cache.
+        Communicator of ranks that share the cache.
     cache : path, optional
-        By default the folder that the environment variable ``SPARSEALLREDUCE_CACHE`` names, or else the user's cache folder.
+        Cache folder; by default the value of the environment variable ``SPARSEALLREDUCE_CACHE``, or the user's cache folder.
     mirror : str
-        Where the files are, by default the collection itself.
+        URL of the files, by default that of the collection.
     checksums : mapping, optional
-        Of files as they are at the mirror, by name: the hash in hexadecimal, SHA-256, or another as ``"md5:..."``. Of others it is that
-        of the file that came first, and held as many samples as it should, which the file ``NAME.sha256`` in the cache keeps.
+        Hashes of the files on the mirror by name, in hexadecimal: SHA-256, or another one such as ``"md5:..."``. For other files it is the
+        hash of the first file received with the expected number of samples, stored in the file ``NAME.sha256`` in the cache.
     binary : bool
-        Whether to convert the files; otherwise they stay the text that they are.
+        Whether to convert the files; otherwise they remain text.
     convert : callable
-        As :func:`sparseallreduce.linear.data.convert.convert`.
+        Function with the interface of :func:`sparseallreduce.linear.data.convert.convert`.
     on_received : callable, optional
-        Called with how many bytes of a file there are, and how many there will be, if known.
+        Function called with the number of bytes received of a file, and the total if known.
 
     Returns
     -------
@@ -85,7 +85,7 @@ def fetch(
     Raises
     ------
     DatasetError
-        On every rank alike.
+        On every rank.
     """
     chosen = SETS[name]
     folder = Path(gather(comm, os.fspath(cache or default_cache()))[0])
@@ -110,7 +110,7 @@ def fetch(
 
 
 def _is_there(path: Path, comm: Any) -> bool:
-    """Whether a file is there that begins as a binary one, and is as long as that says; collective."""
+    """Return True if a file exists with a binary header that matches its length. Collective."""
 
     def whole() -> bool:
         try:
@@ -128,12 +128,12 @@ def _is_there(path: Path, comm: Any) -> bool:
 
 
 def _check(text: Path, comm: Any, features: int, samples: int | None) -> None:
-    """Read a file of samples from its beginning to its end, and count them; collective.
+    """Read a file of samples completely, and count them. Collective.
 
     Raises
     ------
     DatasetError
-        On every rank alike, if there is anything else in it, or another number of them.
+        On every rank, if it contains anything else, or another number of samples.
     """
     blocks = open_samples(Source(str(text), (text,)), comm, "svmlight", Reading(), n_features=features).blocks
 
@@ -149,7 +149,7 @@ def _check(text: Path, comm: Any, features: int, samples: int | None) -> None:
 
 @contextmanager
 def _saying_how_to_fetch_anew(text: Path) -> Iterator[None]:
-    """Have errors of a file that was fetched say what to do."""
+    """Add the remedy to errors of a fetched file."""
     try:
         yield
     except DatasetError as error:
@@ -169,13 +169,13 @@ class _Source:
     on_received: Received
 
     def fetched(self) -> tuple[Path, bool]:
-        """The file in the cache, and whether a checksum of it was known, which it has."""
+        """Return the file in the cache, and whether its checksum was known and verified."""
         with written(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         here = [name for name in self.names if (self.folder / name).exists()]
         for name in here[:1]:
             with readable(self.folder / name), open_regular(self.folder / name):
-                pass  # of a pipe, a checksum would be waited for
+                pass  # fails for a pipe, whose checksum would wait for data
         absent = ""
         for name in here[:1] or self.names:
             try:
@@ -185,7 +185,7 @@ class _Source:
         raise DatasetError(f"{absent}; there is no {' nor '.join(self.names)}: choose another --mirror")
 
     def pin(self, name: str) -> None:
-        """Write down the checksum of a file that has turned out to be good, unless there is one: later ones must be the same."""
+        """Store the checksum of a valid file, unless there is one, so that later files must be identical."""
         path = self._pinned(name)
         with written(path):
             if not path.exists():
@@ -194,11 +194,11 @@ class _Source:
                     file.write(f"{checksum}  {name}\n")
 
     def _pinned(self, name: str) -> Path:
-        """The file of a checksum, in the form that ``sha256sum --check`` reads."""
+        """Return the path of the checksum file, in the format of ``sha256sum --check``."""
         return self.folder / f"{name}.sha256"
 
     def _expected(self, name: str) -> str | None:
-        """The checksum that a file must have, if one is known: the user's, or that of the file that came first."""
+        """Return the checksum that a file must have, if known: the user's, or that of the file received first."""
         if name in self.checksums:
             return self.checksums[name]
         pinned = self._pinned(name)
@@ -222,10 +222,10 @@ class _Source:
                 return Path(keeper.fetch(name, downloader=Downloader(self.folder / f"{name}.part", self.on_received)))
             except DatasetError:
                 raise
-            except ValueError:  # pooch says so of a checksum
-                what = f"has another checksum than {expected}: what has come is thrown away"
+            except ValueError:  # pooch's error for a wrong checksum
+                what = f"has another checksum than {expected}: the received file is discarded"
                 if name not in self.checksums:
-                    what += f"; that is what came first: if the file has been replaced since, remove {self._pinned(name)}"
+                    what += f", that of the file received first: if the file has been replaced since, remove {self._pinned(name)}"
                 raise DatasetError(f"{base}{name} {what}") from None
 
 

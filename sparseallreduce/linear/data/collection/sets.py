@@ -6,24 +6,24 @@ from dataclasses import dataclass
 
 __all__ = ["COLLECTION", "SETS", "Remote"]
 
-#: Where the collection is at home.
+#: URL of the collection.
 COLLECTION = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/"
 
 
 @dataclass(frozen=True)
 class Remote:
-    """A data set of the collection: its files without the suffix of their compression, and its published size."""
+    """A data set of the collection: its files without compression suffixes, and its published size."""
 
     features: int
     train: str
     samples: int
     test: str | None = None
     test_samples: int | None = None
-    suffixes: tuple[str, ...] = (".xz", ".bz2")  # over the years the collection has compressed its files anew: the first found is taken
+    suffixes: tuple[str, ...] = (".xz", ".bz2")  # tried in this order, because the collection has changed the compression of files
 
     @property
     def files(self) -> dict[str, int | None]:
-        """The samples of each file."""
+        """The number of samples of each file."""
         return {self.train: self.samples} | ({self.test: self.test_samples} if self.test else {})
 
 

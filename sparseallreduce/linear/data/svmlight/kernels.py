@@ -1,14 +1,14 @@
-"""The loops over characters of svmlight text, compiled by numba: parsing and formatting.
+"""Loops over characters of svmlight text, compiled by numba: parsing and formatting.
 
-The grammar of a line, whose parts are separated by blanks (space, tab, carriage return, vertical tab, form feed)::
+The grammar of a line, whose parts are separated by blanks (space, tab, carriage return, vertical tab, form feed), is::
 
     line    = [label ["qid:" text] {index ":" {blank} number}] ["#" text] newline
-    label   = number, or a word that is left to the caller
+    label   = number, or a word that the caller interprets
     number  = ["+" | "-"] (digits ["." [digits]] | "." digits) [("e" | "E") ["+" | "-"] digits]
-    index   = digits, increasing within a line
+    index   = digits, ascending within a line
 
 A number of at most 53 bits and a power of ten up to 22 is converted exactly with one multiplication or division of float64 (Clinger,
-"How to read floating point numbers accurately", 1990). Others, which are rare, are left to the caller by their place in the text.
+"How to read floating point numbers accurately", 1990). For other numbers, which are rare, the caller gets their positions in the text.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ __all__ = [
 
 Array = NDArray[Any]
 
-#: The most characters that a non-zero takes in the text that we write: a space, ten digits, a colon, and "0." with six digits.
+#: Largest number of characters of a non-zero in written text: a space, ten digits, a colon, and "0." with six digits.
 NONZERO_CHARACTERS = 20
-#: The fewest that it takes in any text: a blank, a digit, a colon, a digit.
+#: Smallest number of characters of a non-zero in any text: a blank, a digit, a colon, a digit.
 SHORTEST_NONZERO = 4
 
-# What is wrong with a line.
+# Faults of a line.
 BAD_LABEL, NO_COLON, BAD_INDEX, BELOW, UNSORTED, REPEATED, ABOVE, BAD_VALUE = range(1, 9)
 
-EXACT, HARD, BAD = 0, 1, 2  # what became of a number
+EXACT, HARD, BAD = 0, 1, 2  # results of parsing a number
 _POWERS = 10.0 ** np.arange(23)
 _EXACT_MANTISSA = np.uint64(2**53)
-_FULL = np.uint64(10**18)  # from here on there is no room for another digit
-_TOP = np.uint64(2**64 - 1)  # stands for an index of too many digits
+_FULL = np.uint64(10**18)  # a number from here on has no room for another digit
+_TOP = np.uint64(2**64 - 1)  # represents an index of too many digits
 _ZERO = np.uint64(0)
 _TEN = np.uint64(10)
 _HASH, _COLON, _NEWLINE, _PLUS, _MINUS, _POINT = 35, 58, 10, 43, 45, 46
@@ -78,22 +78,23 @@ def parse_svmlight(
     ----------
     text : uint8
     base : int
-        The lowest index, 0 or 1.
+        Lowest index, 0 or 1.
     features : uint64
         Indices must be below ``features + base``.
     plain : bool
-        Whether labels are numbers. If not, they are left to the caller as words, which may be anything.
+        Whether labels are numbers. If not, the caller gets their positions, and they may be any words.
     indptr, indices, values, labels
         Outputs, with room for all samples and non-zeros of the text. ``indptr[0]`` is zero; indices count from 0.
     words : int64, shape (samples, 2), or empty if labels are plain
-        Output: where each label begins and ends in the text.
+        Output: start and end of each label in the text.
     hard : int64, shape (any, 3)
-        Numbers left to the caller: the position in ``values``, or -1 - the position in ``labels``; where it begins and ends in the text.
+        Output: numbers that the caller has to convert, each as its position in ``values``, or -1 - its position in ``labels``, and its
+        start and end in the text.
 
     Returns
     -------
     samples, hard numbers, fault, place
-        The fault is 0, or what is wrong with the part of a line that begins at this place.
+        The fault is 0, or the kind of fault in the part of a line that starts at this position.
     """
     at = samples = entries = hards = 0
     size = text.size
@@ -141,7 +142,7 @@ def parse_svmlight(
                 previous = np.int64(index)
                 indices[entries] = index
                 at += 1
-                if at < size and text[at] <= 32:  # cheaper than to look for a blank, of which there hardly ever is one
+                if at < size and text[at] <= 32:  # cheaper than a test for blanks, which are rare here
                     while at < size and _blank(text[at]):
                         at += 1
                 digits = at
@@ -161,7 +162,7 @@ def parse_svmlight(
 
 @kernel
 def number(text: Array, at: int) -> tuple[float, int, int]:
-    """The number that begins here, where it ends, and whether it is EXACT, HARD, or no number that ends with its word: BAD."""
+    """Return the number that starts here, its end, and EXACT, HARD, or BAD if the word is not a number."""
     size = text.size
     negative = False
     if at < size and (text[at] == _MINUS or text[at] == _PLUS):
@@ -218,7 +219,7 @@ def _blank(character: int) -> bool:
 
 @inlined
 def _past_query(text: Array, at: int) -> int:
-    """Behind the query identifier that may follow a label, which is skipped as scikit-learn does."""
+    """Return the end of a query identifier after a label, which is skipped as in scikit-learn, or ``at`` if there is none."""
     begin = at
     while begin < text.size and _blank(text[begin]):
         begin += 1
@@ -230,7 +231,7 @@ def _past_query(text: Array, at: int) -> int:
 
 @inlined
 def _past_word(text: Array, at: int) -> int:
-    """Where the word ends that begins here."""
+    """Return the end of the word that starts here."""
     while at < text.size and not (_blank(text[at]) or text[at] == _NEWLINE or text[at] == _HASH):
         at += 1
     return at
@@ -238,7 +239,7 @@ def _past_word(text: Array, at: int) -> int:
 
 @kernel
 def _has_colon(text: Array, at: int) -> bool:
-    """Whether there is a colon in the word that begins here."""
+    """Return True if the word that starts here contains a colon."""
     while at < text.size and not (_blank(text[at]) or text[at] == _NEWLINE or text[at] == _HASH):
         if text[at] == _COLON:
             return True
@@ -248,9 +249,9 @@ def _has_colon(text: Array, at: int) -> bool:
 
 @kernel
 def format_svmlight(positive: Array, ends: Array, indices: Array, micros: Array, text: Array) -> int:
-    """Write a line for every sample to ``text``: label, then ``index:value`` with indices from 1. Returns the characters written.
+    """Write a line per sample to ``text``: label, then ``index:value`` with indices from 1. Return the number of characters.
 
-    Sample i has the non-zeros ``ends[i - 1]`` to ``ends[i]``, whose values are given in whole millionths from 1 to 1,000,000.
+    Sample i has the non-zeros ``ends[i - 1]`` to ``ends[i]``, whose values are given in millionths from 1 to 1,000,000.
     """
     at = 0
     begin = 0

@@ -1,7 +1,7 @@
-"""svmlight text, plain or compressed: every rank parses its own contiguous block of lines, in bounded memory.
+"""svmlight text, plain or compressed: every rank parses its own contiguous block of lines in bounded memory.
 
-Comments (from ``#`` to the end of a line) and blank lines are skipped, and so is ``qid:...`` behind a label, as scikit-learn does. Labels
-may be names of classes, and have weights behind a colon, as XGBoost reads them: :mod:`~sparseallreduce.linear.data.label_words`.
+Comments (from ``#`` to the end of a line) and blank lines are skipped, and so is ``qid:...`` after a label, as in scikit-learn. Labels
+may be class names, and have weights after a colon, as in XGBoost: :mod:`~sparseallreduce.linear.data.label_words`.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ __all__ = ["ZeroIndexError", "svmlight_blocks"]
 
 Array = NDArray[Any]
 
-_HIGHEST = 2**32  # features, where their number is not given
+_HIGHEST = 2**32  # largest number of features, if it is not given
 
 
 class ZeroIndexError(DatasetError):
-    """There is an index 0 where indices were to count from 1."""
+    """Raised for an index 0 if indices should count from 1."""
 
 
 class _ZeroIndex(LineFault):
-    """Likewise, at a character of a block of lines."""
+    """Raised for an index 0, with its position in a block of lines."""
 
 
 def svmlight_blocks(
@@ -52,29 +52,29 @@ def svmlight_blocks(
     dtype: DTypeLike = np.float32,
     progress: Progress = None,
 ) -> Generator[Block]:
-    """This rank's samples of text files, block by block; collective over ``comm`` until it ends or is closed.
+    """Yield this rank's samples of text files, block by block. Collective over ``comm`` until it ends or is closed.
 
     Parameters
     ----------
     source : Source
-        Compressed by gzip, bzip2, xz or Zstandard where the first bytes of a file say so.
+        Files, decompressed if their first bytes are those of gzip, bzip2, xz or Zstandard.
     comm : communicator
-        Of the ranks that share the samples.
+        Communicator of the ranks that share the samples.
     labels : Labels
-        What labels look like.
+        Form of the labels.
     n_features : int, optional
-        What indices must not exceed; 2**32 by default.
+        Number of features, which limits the indices; 2**32 by default.
     zero_based : bool
         Whether indices in the text count from 0.
     dtype : dtype
-        Of the values, float32 or float64.
+        Data type of the values, float32 or float64.
     progress : callable, optional
-        Called with the bytes of the files that this rank has worked off since the last call.
+        Function called with the number of bytes of the files that this rank has processed since the last call.
 
     Raises
     ------
     DatasetError
-        With the file, the line and what is wrong with it; if the file cannot be read, on every rank.
+        With the file, the line and the fault; if the file cannot be read, on every rank.
     """
     parser = _Parser(n_features, zero_based, np.dtype(dtype), labels)
     with closing(shared_line_blocks(source, comm, progress)) as blocks:
@@ -85,13 +85,13 @@ def svmlight_blocks(
                 where = f"{source.parts[lines.part]}, line {line_number(source, lines, fault.place)}"
                 shown = excerpt(lines.text, fault.place)
                 if isinstance(fault, _ZeroIndex):
-                    said = f"{where}: {fault.reason} {{option}}: {shown}"
-                    raise naming_option(said, "zero_based=True", "--zero-based", ZeroIndexError) from None
-                said = f"{where}: {fault.reason}: {shown}"
+                    message = f"{where}: {fault.reason} {{option}}: {shown}"
+                    raise naming_option(message, "zero_based=True", "--zero-based", ZeroIndexError) from None
+                message = f"{where}: {fault.reason}: {shown}"
                 if fault.reason.startswith("the label") and b"," in line_at(lines.text, fault.place):
-                    said = f"{said}; of a table (CSV), name the column of labels by {{option}}"
-                    raise naming_option(said, "target", "--target") from None
-                raise DatasetError(said) from None
+                    message = f"{message}; of a table (CSV), name the column of labels by {{option}}"
+                    raise naming_option(message, "target", "--target") from None
+                raise DatasetError(message) from None
 
 
 class _Parser:
@@ -108,7 +108,7 @@ class _Parser:
         self._reserve(0)
 
     def _reserve(self, characters: int) -> None:
-        """Room for whatever so many characters of text can hold."""
+        """Allocate arrays for the content of this many characters."""
         nonzeros = characters // kernels.SHORTEST_NONZERO + 1
         self._indptr = np.zeros(characters // 2 + 2, np.int64)
         self._indices = np.empty(nonzeros, self._index)
@@ -118,6 +118,7 @@ class _Parser:
         self._hard = np.empty((characters // 2 + 1, 3), np.int64)
 
     def parse(self, text: bytes) -> Block:
+        """Return the samples of whole lines."""
         if len(text) // 2 >= len(self._labels):
             self._reserve(len(text))
         characters = np.frombuffer(text, np.uint8)
@@ -134,7 +135,7 @@ class _Parser:
         return Block(self._indptr[: samples + 1], self._indices[:nonzeros], self._values[:nonzeros], labels, weights)
 
     def _convert(self, text: bytes, hard: Array) -> None:
-        """The numbers that take more than one operation of float64, which are also the only ones that can be too large."""
+        """Convert the numbers that take more than one float64 operation; only these can overflow."""
         if not len(hard):
             return
         numbers = np.fromiter((float(text[start:end]) for _, start, end in hard.tolist()), np.float64, len(hard))
@@ -150,12 +151,12 @@ class _Parser:
             raise LineFault(f"the {what} {text[start:end].decode()} is too large for {dtype}", start)
 
     def _reason(self, fault: int, text: bytes, place: int) -> str:
-        """What is wrong with the part of a line at this place, in words."""
+        """Return a description of the fault in the part of a line at this position."""
         if b"\0" in line_at(text, place):
-            return "NUL bytes; the file is damaged, or no text"
+            return "NUL bytes; the file is damaged, or not text"
         part, *rest = text[place:].split(b"\n", 1)[0].split(b"#", 1)[0].split(None, 2)
         index, _, value = part.partition(b":")
-        value = value or next(iter(rest), b"")  # there may be blanks behind the colon
+        value = value or next(iter(rest), b"")  # the colon may be followed by blanks
         match fault:
             case kernels.BAD_LABEL:
                 return f"the label {quoted(part)} is not {expected(part)}"
@@ -164,22 +165,22 @@ class _Parser:
             case kernels.BAD_INDEX:
                 return f"the index {quoted(index)} is not a whole number"
             case kernels.BELOW:
-                return "index 0, but indices count from 1; if they count from 0 in this file, say so by"
+                return "index 0, but indices count from 1; if they count from 0 in this file, use"
             case kernels.UNSORTED:
                 return f"index {index.decode()} comes after a higher one, but indices must increase within a line"
             case kernels.REPEATED:
-                return f"index {index.decode()} comes twice"
+                return f"index {index.decode()} occurs twice"
             case kernels.ABOVE if self._given:
                 return f"index {index.decode()} is above the highest of {self._features} features"
             case kernels.ABOVE:
-                return f"index {index.decode()} is above {_HIGHEST}, the highest that is read unless the number of features is given"
+                return f"index {index.decode()} is above {_HIGHEST}, the highest allowed unless the number of features is given"
             case _:
                 return f"the value {quoted(value)} of index {index.decode()} is not {expected(value)}"
 
 
 @cache
 def _compiled(index: np.dtype[Any], value: np.dtype[Any]) -> Callable[..., tuple[int, int, int, int]]:
-    """The parser for these dtypes of indices and values."""
+    """Return the parser compiled for these dtypes of indices and values."""
     text = types.Array(types.uint8, 1, "C", readonly=True)
     outputs = numba.from_dtype(index)[::1], numba.from_dtype(value)[::1], types.float64[::1], types.int64[:, ::1], types.int64[:, ::1]
     return compiled_entry(kernels.parse_svmlight, (text, types.int64, types.uint64, types.boolean, types.int64[::1], *outputs))

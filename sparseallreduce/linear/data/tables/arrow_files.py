@@ -1,4 +1,4 @@
-"""Tables in Parquet and in Arrow's files (Feather, IPC): every rank reads its own contiguous rows, a batch at a time."""
+"""Tables in Parquet and Arrow files (Feather, IPC): every rank reads its own contiguous rows, a batch at a time."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from sparseallreduce.linear.data.tables.extra import arrow_for
 
 __all__ = ["Outline", "arrow_batches", "arrow_outline", "holds_lists", "parquet_batches", "parquet_outline"]
 
-_ROWS = 1 << 16  # read at once
+_ROWS = 1 << 16  # rows per batch
 _FILE = b"ARROW1"
 _OLD = b"FEA1"
 
 
 class Outline(NamedTuple):
-    """What a file says of itself."""
+    """The metadata of a file."""
 
     rows: int
     names: tuple[str, ...]
@@ -29,12 +29,12 @@ class Outline(NamedTuple):
 
 
 def holds_lists(outlines: list[Outline]) -> bool:
-    """Return True if a sample is lists of indices and values rather than a row of a table."""
+    """Return True if samples are lists of indices and values, not rows of a table."""
     return all({"indices", "values"} <= set(each.names) and any("list" in kind for kind in each.types) for each in outlines)
 
 
 def parquet_outline(path: PathLike) -> Outline:
-    """Return what a Parquet file says of itself; raises DatasetError."""
+    """Return the metadata of a Parquet file. Raises DatasetError."""
     with _opened(path) as (pyarrow, given), _parquet(pyarrow, given) as file:
         schema = file.schema_arrow
         return Outline(file.metadata.num_rows, tuple(schema.names), tuple(map(str, schema.types)))
@@ -45,7 +45,7 @@ def _parquet(pyarrow: Any, given: Any) -> Any:
 
 
 def arrow_outline(path: PathLike) -> Outline:
-    """Return what an Arrow file says of itself; raises DatasetError."""
+    """Return the metadata of an Arrow file. Raises DatasetError."""
     with _opened(path) as (pyarrow, given):
         rows, names, types = 0, tuple[str, ...](), tuple[str, ...]()
         for schema, batch in _record_batches(pyarrow, path, given, first_alone=True):
@@ -55,7 +55,7 @@ def arrow_outline(path: PathLike) -> Outline:
 
 
 def parquet_batches(source: Source, comm: Any, outlines: list[Outline], chosen: Chosen, progress: Progress) -> Generator[Batch]:
-    """This rank's rows of Parquet files."""
+    """Yield this rank's rows of Parquet files."""
     for part, first, last in sharing([each.rows for each in outlines], comm):
         path = source.parts[part]
         with _opened(path) as (pyarrow, given), _parquet(pyarrow, given) as file:
@@ -67,7 +67,7 @@ def parquet_batches(source: Source, comm: Any, outlines: list[Outline], chosen: 
 
 
 def arrow_batches(source: Source, comm: Any, outlines: list[Outline], chosen: Chosen, progress: Progress) -> Generator[Batch]:
-    """This rank's rows of Arrow files."""
+    """Yield this rank's rows of Arrow files."""
     for part, first, last in sharing([each.rows for each in outlines], comm):
         path = source.parts[part]
         with _opened(path) as (pyarrow, given):
@@ -78,7 +78,7 @@ def arrow_batches(source: Source, comm: Any, outlines: list[Outline], chosen: Ch
 def _within(
     path: PathLike, batches: Iterator[Any], at: int, first: int, last: int, chosen: Chosen, progress: Progress
 ) -> Generator[Batch]:
-    """The rows [first, last) of record batches, of which the first begins at row ``at``."""
+    """Yield the rows [first, last) of record batches, the first of which starts at row ``at``."""
     for record_batch in batches:
         low, high = max(first - at, 0), min(last - at, record_batch.num_rows)
         for begin in range(low, high, _ROWS):
@@ -95,9 +95,9 @@ def _within(
 
 
 def _record_batches(pyarrow: Any, path: PathLike, given: Any, first_alone: bool = False) -> Iterator[tuple[Any, Any]]:
-    """The schema with each batch of an Arrow file, or of what is sent as a stream, and once with none.
+    """Yield the schema with each batch of an Arrow file or stream, preceded by the schema alone.
 
-    With ``first_alone`` they hold one column, which is enough to count rows.
+    With ``first_alone`` the batches contain one column, which is enough to count rows.
     """
     head = first_bytes(path, len(_FILE))
     if head.startswith(_OLD):
@@ -110,13 +110,13 @@ def _record_batches(pyarrow: Any, path: PathLike, given: Any, first_alone: bool 
         options = pyarrow.ipc.IpcReadOptions(included_fields=[0] if first_alone and len(schema) else None, use_threads=False)
         reader = kind(content, options=options)
         for batch in (reader.get_batch(number) for number in range(reader.num_record_batches)) if head == _FILE else reader:
-            batch.validate(full=True)  # there are no checksums
+            batch.validate(full=True)  # the format has no checksums
             yield schema, batch
 
 
 @contextmanager
 def _opened(path: PathLike) -> Iterator[tuple[Any, Any]]:
-    """pyarrow, and what it opens the file by; whatever is wrong with it is a DatasetError."""
+    """Provide pyarrow, and the argument with which it opens the file; turn every fault into a DatasetError."""
     first_bytes(path, 1)
     pyarrow = arrow_for(path)
     try:

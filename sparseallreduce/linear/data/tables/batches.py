@@ -1,4 +1,4 @@
-"""Parts of tables on their way from a reader to features, and which of their columns are what."""
+"""Batches of rows from a reader of tables, and the choice of columns."""
 
 from __future__ import annotations
 
@@ -11,48 +11,48 @@ from sparseallreduce.linear.data.reading import TableReading, naming_option
 
 __all__ = ["CUSTOMARY", "Batch", "Chosen", "choose", "listed"]
 
-_SHOWN = 12  # columns that an error lists
-#: What a column of labels is called where none is named.
+_SHOWN = 12  # largest number of columns that an error lists
+#: Names of the column of labels that are used by default.
 CUSTOMARY = ("label", "target")
 
 
 class Chosen(NamedTuple):
-    """The columns of a table that are used."""
+    """The columns of a table to use."""
 
     features: tuple[str, ...]
     target: str | None
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All of them, the target last."""
+        """All columns, the target last."""
         return self.features if self.target is None else (*self.features, self.target)
 
 
 class Batch(NamedTuple):
-    """Some consecutive rows."""
+    """Consecutive rows."""
 
-    columns: list[Any]  # Arrow arrays of the chosen columns, in their order
+    columns: list[Any]  # Arrow arrays of the chosen columns, in order
     rows: int
-    where: Callable[[int], str]  # how an error names a row
+    where: Callable[[int], str]  # function that returns the location of a row, for errors
 
 
 def choose(names: Sequence[str], reading: TableReading, source: object, unlabelled: bool) -> Chosen:
-    """Return which columns of a table are features, and which is the target.
+    """Return the columns of a table that are features, and the target.
 
     Parameters
     ----------
     names : sequence of str
-        Of all columns.
+        Names of all columns.
     reading : TableReading
     source
-        What errors call the table.
+        Name of the table in errors.
     unlabelled : bool
-        Whether there may be no target.
+        Whether the target may be missing.
 
     Raises
     ------
     DatasetError
-        If a column that is named is not there or comes twice, none says what the target is, or no features are left.
+        If a named column is missing or occurs twice, the target is unknown, or no features are left.
     """
     known = set(names)
     target = _target(names, reading, source, unlabelled)
@@ -102,7 +102,7 @@ def _target(names: Sequence[str], reading: TableReading, source: object, unlabel
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return names of columns as a text lists them.
+    """Return a list of column names as text.
 
     >>> listed(["a", "b", "c"])
     "'a', 'b' and 'c'"

@@ -1,4 +1,4 @@
-"""What the values of a column are, by their Arrow type: numbers, booleans, strings, dates, or nothing but missing ones."""
+"""The values of a column by Arrow type: numbers, booleans, strings, dates, or only missing values."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 Array = NDArray[Any]
 
 TEXT, DATE, NOTHING = "text", "date", "nothing"
-MISSING = -1  # in the place of a code
+MISSING = -1  # code of a missing value
 BOOLEANS = ("false", "true")
 
 
@@ -39,11 +39,11 @@ class Cells(NamedTuple):
     """Values of a column."""
 
     kind: str
-    numbers: Array | None = None  # float64, NaN where they are missing
-    codes: Array | None = None  # int64, of each value the place of its word; MISSING if it has none
-    words: Any = None  # Arrow array of strings, each of which occurs
-    is_missing: bool = False  # whether one of the values is missing
-    fault: str = ""  # what is wrong with it if the column is one of numbers: of which one may be in a column of strings
+    numbers: Array | None = None  # float64, NaN if missing
+    codes: Array | None = None  # int64, position of each value's word; MISSING if it has none
+    words: Any = None  # Arrow array of strings, all of which occur
+    is_missing: bool = False  # whether a value is missing
+    fault: str = ""  # the fault if the column is numeric; no fault if other values of the column are strings
 
 
 def cells_of(array: Any, name: str, where: Callable[[int], str], as_text: bool = False) -> Cells:
@@ -53,16 +53,16 @@ def cells_of(array: Any, name: str, where: Callable[[int], str], as_text: bool =
     ----------
     array : pyarrow.Array
     name : str
-        Of the column.
+        Name of the column.
     where : callable
-        Names a row for an error.
+        Function that returns the location of a row, for errors.
     as_text : bool
-        Whether they are strings whatever their type.
+        Whether to treat values as strings, whatever their type.
 
     Raises
     ------
     DatasetError
-        If the type is none that can be a feature.
+        If values of the type cannot be features.
     """
     pyarrow = arrow()
     types, kind = pyarrow.types, array.type
@@ -80,12 +80,12 @@ def cells_of(array: Any, name: str, where: Callable[[int], str], as_text: bool =
         return Cells(DATE, is_missing=array.null_count > 0)
     if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
         return _numbers(numbers_of(array), name, where)
-    said = f"{where(0)}: the column {name!r} holds {kind}, which is no number, string or boolean: leave it out by {{option}}"
-    raise naming_option(said, "drop", "--drop")
+    message = f"{where(0)}: the column {name!r} holds {kind}, which is no number, string or boolean: leave it out by {{option}}"
+    raise naming_option(message, "drop", "--drop")
 
 
 def numbers_of(array: Any) -> Array:
-    """Numbers of an Arrow array as float64, NaN where they are missing."""
+    """Return the numbers of an Arrow array as float64, NaN if missing."""
     numbers: Array = array.cast(arrow().float64(), safe=False).to_numpy(zero_copy_only=False)
     return numbers
 
@@ -104,7 +104,7 @@ def _is_text(types: Any, kind: Any) -> bool:
 
 
 def _as_text(array: Any, name: str) -> Any:
-    """An array as strings; numbers that are whole without a fraction, as where missing ones have made floats of integers."""
+    """Return an array as strings; if all floats are whole, as integers with missing values become, without a fraction."""
     pyarrow = arrow()
     types, kind = pyarrow.types, array.type
     if types.is_floating(kind):
@@ -114,12 +114,12 @@ def _as_text(array: Any, name: str) -> Any:
     try:
         return array.cast(pyarrow.string())
     except (pyarrow.ArrowException, ValueError):
-        said = f"the column {name!r} holds {kind}, of which there is no text: leave it out by {{option}}"
-        raise naming_option(said, "drop", "--drop") from None
+        message = f"the column {name!r} holds {kind}, of which there is no text: leave it out by {{option}}"
+        raise naming_option(message, "drop", "--drop") from None
 
 
 def _words(indices: Any, words: Any) -> Cells:
-    """Values by their places among words, of which those that are missing or empty stand for missing values."""
+    """Return cells for positions among words; missing and empty words are missing values."""
     pyarrow = arrow()
     codes = indices.cast(pyarrow.int64()).fill_null(MISSING).to_numpy(zero_copy_only=False)
     empty = pyarrow.compute.equal(pyarrow.compute.fill_null(words, ""), "").to_numpy(zero_copy_only=False)
@@ -129,7 +129,7 @@ def _words(indices: Any, words: Any) -> Cells:
 
 
 def _used(kind: str, codes: Array, words: Any) -> Cells:
-    """Cells of those words that occur."""
+    """Return cells with only those words that occur."""
     occurs = np.zeros(len(words) + 1, bool)
     occurs[codes] = True
     missing = bool(occurs[-1])
@@ -144,7 +144,7 @@ def _used(kind: str, codes: Array, words: Any) -> Cells:
 
 
 def words_of(cells: Cells, name: str, where: Callable[[int], str]) -> list[str]:
-    """The words that occur among cells; raises DatasetError if one is not UTF-8, as in a damaged file."""
+    """Return the words of cells; raise DatasetError if one is not UTF-8, as in a damaged file."""
     try:
         return list(cells.words.to_pylist())
     except UnicodeDecodeError as error:
@@ -152,7 +152,7 @@ def words_of(cells: Cells, name: str, where: Callable[[int], str]) -> list[str]:
 
 
 def first_missing(cells: Cells) -> int:
-    """The first row whose value is missing."""
+    """Return the first row with a missing value."""
     if cells.numbers is not None:
         return int(np.isnan(cells.numbers).argmax())
     return 0 if cells.codes is None else int((cells.codes == MISSING).argmax())

@@ -1,8 +1,8 @@
-"""What is found out of a column while it is read, on one rank and by all: its kind and its categories.
+"""Type and categories of a column, found on one rank while reading, and combined over all ranks.
 
-A column of strings keeps its values as places in a list of words, in the order in which this rank has met them. When all is read the
-ranks put their words together, sort them, and number them anew; a column with too many is hashed instead. So the encoding depends on
-nothing but the table.
+The values of a column of strings are stored as positions in a list of words, in the order in which this rank has found them. At the end the
+ranks merge their words, sort them, and renumber; a column with too many words is hashed instead. So the encoding depends only on
+the table.
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ __all__ = ["UNSEEN", "Found", "KnownColumn", "LearnedColumn", "Stored", "TargetC
 
 Array = NDArray[Any]
 
-UNSEEN = -2  # in the place of a code
+UNSEEN = -2  # code of a word that is not a known category
 
 
 class Stored(NamedTuple):
-    """Values of a column as they are kept until all of it has been read."""
+    """Values of a column in the form in which they are kept until all of it has been read."""
 
-    numbers: Array | None = None  # NaN where missing
+    numbers: Array | None = None  # NaN if missing
     codes: Array | None = None  # int32 or int64, MISSING, or UNSEEN
-    hashed: bool = False  # whether codes are hashes rather than places of words
+    hashed: bool = False  # whether codes are hashes instead of positions of words
 
 
 class Found(NamedTuple):
-    """What one rank has found of a column."""
+    """Type and categories of a column found by one rank."""
 
-    kinds: dict[str, str]  # each with how the first row that has it is named, if an error may name it: of dates
+    kinds: dict[str, str]  # the types; for dates with the location of the first row, for errors
     missing: bool
     words: list[str] | None  # None if there are too many
-    fault: str = ""  # what is wrong if it is a column of numbers
+    fault: str = ""  # the fault if the column is numeric
 
 
 class LearnedColumn:
-    """A column whose kind and categories are to be found out.
+    """A column whose type and categories are to be determined.
 
     Parameters
     ----------
     name : str
     limit : int
-        Categories that it may have before it is hashed.
+        Largest number of categories; with more it is hashed.
     bits : int
-        To which it is hashed then.
+        Number of bits of the hashes.
     dtype : dtype
-        Of its numbers.
+        Data type of its numbers.
     """
 
     def __init__(self, name: str, limit: int, bits: int, dtype: np.dtype[Any]) -> None:
@@ -71,14 +71,14 @@ class LearnedColumn:
         self._fault = ""
 
     def take(self, cells: Cells, where: Callable[[int], str]) -> Stored:
-        """Note what cells say of the column, and return them as they are kept."""
+        """Record type and categories of some cells, and return the cells in stored form."""
         self._missing |= cells.is_missing
         if cells.kind != NOTHING and cells.kind not in self._kinds:
-            self._kinds[cells.kind] = where(0) if cells.kind == DATE else ""  # it takes a reading of all lines before
+            self._kinds[cells.kind] = where(0) if cells.kind == DATE else ""  # computing a location reads all lines before it
         if cells.numbers is not None:
             try:
                 return Stored(numbers=_of_dtype(cells, self._dtype, self.name, where))
-            except DatasetError as error:  # in other rows the column may be of strings
+            except DatasetError as error:  # other rows of the column may be strings
                 self._fault = self._fault or str(error)
                 return Stored()
         if cells.codes is None:
@@ -91,17 +91,17 @@ class LearnedColumn:
         return Stored(codes=_hashed(cells.words, self.bits)[cells.codes], hashed=True)
 
     def found(self) -> Found:
-        """What all of it was."""
+        """Return type and categories of all cells."""
         return Found(self._kinds, self._missing, None if self._too_many else sorted(self._places), self._fault)
 
     def final(self, stored: Stored, column: Column) -> Stored:
-        """Kept values by the encoding that the ranks have agreed on."""
+        """Return stored values with the codes of the common encoding."""
         if stored.codes is None or stored.hashed:
             return stored
         return Stored(codes=self._finals(column)[stored.codes])
 
     def _finals(self, column: Column) -> Array:
-        """Of each word of this rank its place in the column, and behind them MISSING."""
+        """Return the position of each word of this rank in the column, followed by MISSING."""
         known = getattr(self, "_known", None)
         if known is None:
             words = arrow().array(list(self._places), arrow().string())
@@ -114,7 +114,7 @@ class LearnedColumn:
 
 
 class KnownColumn:
-    """A column whose encoding is known."""
+    """A column with a known encoding."""
 
     def __init__(self, column: Column, dtype: np.dtype[Any]) -> None:
         self.name, self._column, self._dtype = column.name, column, dtype
@@ -122,11 +122,11 @@ class KnownColumn:
 
     @property
     def is_text(self) -> bool:
-        """Whether it is of strings, whatever it looks like."""
+        """True if its values are strings, whatever they look like."""
         return self._column.kind in (CATEGORY, HASHED)
 
     def take(self, cells: Cells, where: Callable[[int], str]) -> Stored:
-        """Cells as they are encoded; raises DatasetError if they should be numbers and are none."""
+        """Return cells in encoded form; raise DatasetError if they should be numbers but are not."""
         if self._column.kind == NUMBER:
             if cells.kind not in (NUMBER, NOTHING):
                 cells = Cells(NUMBER, _read_numbers(cells, self.name, where))
@@ -144,12 +144,13 @@ class KnownColumn:
         return Stored(codes=np.array([*places, MISSING], np.int32)[cells.codes])
 
     def final(self, stored: Stored, column: Column) -> Stored:
+        """Return stored values unchanged."""
         return stored
 
 
 @dataclass
 class _Kinds:
-    """Kinds of a column on all ranks."""
+    """Types of a column on all ranks."""
 
     first: dict[str, str]
     missing: bool
@@ -164,12 +165,12 @@ def _merged(ranks: list[Found]) -> _Kinds:
 
 
 def mixed(ranks: list[Found]) -> bool:
-    """Return True if a column is of several kinds, so that it must be read as strings."""
+    """Return True if a column has several types, so that it must be read as strings."""
     return len(_merged(ranks).first) > 1
 
 
 def agreed_column(name: str, ranks: list[Found], limit: int, bits: int) -> Column:
-    """Return how a column is encoded, of what each rank has found, which is of one kind at most.
+    """Return the encoding of a column, given what each rank has found, which must be of one type.
 
     Raises
     ------
@@ -179,9 +180,9 @@ def agreed_column(name: str, ranks: list[Found], limit: int, bits: int) -> Colum
     merged = _merged(ranks)
     kind = next(iter(merged.first), NOTHING)
     if kind == DATE:
-        said = f"{merged.first[kind]}: the column {name!r} holds dates or times, which are no feature by themselves"
-        remedy = "write numbers of them, as days since a day, month or weekday; leave it out; or have each be a category, by {option}"
-        raise naming_option(f"{said}: {remedy}", f"drop=[{name!r}] or categorical=[{name!r}]", f"--drop {name} or --categorical {name}")
+        message = f"{merged.first[kind]}: the column {name!r} holds dates or times, which cannot be features"
+        remedy = "convert them to numbers, such as days since a date; or leave them out, or make each a category, by {option}"
+        raise naming_option(f"{message}: {remedy}", f"drop=[{name!r}] or categorical=[{name!r}]", f"--drop {name} or --categorical {name}")
     if kind == NUMBER:
         fault = next((found.fault for found in ranks if found.fault), "")
         if fault:
@@ -196,7 +197,7 @@ def agreed_column(name: str, ranks: list[Found], limit: int, bits: int) -> Colum
 
 
 class TargetColumn:
-    """The labels of a table: numbers, or names of classes.
+    """The labels of a table: numbers, or class names.
 
     Parameters
     ----------
@@ -210,14 +211,14 @@ class TargetColumn:
         self._kinds: dict[str, str] = {}
         self.places: dict[str, int] = {}
         self._example = ""
-        self._where: Callable[[], str] = str  # how an error names the row of the example
+        self._where: Callable[[], str] = str  # function that returns the location of the example, for errors
 
     def take(self, cells: Cells, rows: int, where: Callable[[int], str]) -> Array:
-        """The labels of cells as float64: numbers, or places among the names so far; NaN where they are missing."""
+        """Return the labels of cells as float64: numbers, or positions among the names so far; NaN if missing."""
         if cells.is_missing and not self._unlabelled:
             raise DatasetError(f"{where(first_missing(cells))}: the target {self.name!r} is missing")
         if cells.kind == DATE:
-            raise DatasetError(f"{where(0)}: the target {self.name!r} holds dates or times, and must be numbers or names of classes")
+            raise DatasetError(f"{where(0)}: the target {self.name!r} holds dates or times, but must be numbers or names of classes")
         if cells.kind != NOTHING:
             self._kinds[cells.kind] = ""
         if cells.fault:
@@ -235,15 +236,16 @@ class TargetColumn:
         return np.array([*places, np.nan])[cells.codes]
 
     def found(self) -> Found:
+        """Return type and names of all labels."""
         return Found(self._kinds, False, list(self.places))
 
     def names(self, ranks: list[Found], as_text: bool) -> list[str] | None:
-        """Return the names of the classes, sorted, of what each rank has found of the target; None if they are numbers.
+        """Return the sorted class names, given what each rank has found; None if labels are numbers.
 
         Raises
         ------
         DatasetError
-            If some are numbers and some are names, on a rank that has met such a name.
+            If some are numbers and some are names, on a rank that has such a name.
         """
         merged = _merged(ranks)
         if not set(merged.first) - {NUMBER}:
@@ -251,13 +253,13 @@ class TargetColumn:
         words = set().union(*(found.words or () for found in ranks))
         numbers = NUMBER in merged.first or any(NUMBER_TEXT.fullmatch(word.encode()) for word in words)
         if numbers and self._example and not as_text:
-            said = f"{self._where()}: the target {self.name!r} is {self._example!r}, and others are numbers: labels are all numbers or"
-            raise naming_option(said + " all names; {option} takes all as names", "categorical", "--categorical")
+            message = f"{self._where()}: the target {self.name!r} is {self._example!r}, but others are numbers: labels are all numbers or"
+            raise naming_option(message + " all names; {option} reads all as names", "categorical", "--categorical")
         return sorted(words)
 
 
 def _of_dtype(cells: Cells, dtype: np.dtype[Any], name: str, where: Callable[[int], str]) -> Array:
-    """The numbers of cells; raises DatasetError if one is not finite."""
+    """Return the numbers of cells; raise DatasetError if one is not finite."""
     if cells.fault:
         raise DatasetError(cells.fault)
     numbers = np.empty(0) if cells.numbers is None else cells.numbers
@@ -270,16 +272,16 @@ def _of_dtype(cells: Cells, dtype: np.dtype[Any], name: str, where: Callable[[in
 
 
 def _read_numbers(cells: Cells, name: str, where: Callable[[int], str]) -> Array:
-    """The numbers that strings stand for, where training has met numbers."""
+    """Return the numbers in strings, for a column that had numbers in training."""
     if cells.codes is None:
-        raise DatasetError(f"{where(0)}: the column {name!r} holds dates or times, and held numbers in training")
+        raise DatasetError(f"{where(0)}: the column {name!r} holds dates or times, but held numbers in training")
     numbers = np.full(len(cells.words) + 1, np.nan)
     for code, word in enumerate(words_of(cells, name, where)):
         if word.strip() in arrow().csv.ConvertOptions().null_values:
             continue
         if not NUMBER_TEXT.fullmatch(word.strip().encode()):
             row = int((cells.codes == code).argmax())
-            raise DatasetError(f"{where(row)}: the column {name!r} is {word[:60]!r}, which is no number, as it was in training")
+            raise DatasetError(f"{where(row)}: the column {name!r} is {word[:60]!r}, which is not a number, as it was in training")
         numbers[code] = float(word)
     found: Array = numbers[cells.codes]
     if np.isinf(found).any():
@@ -288,5 +290,5 @@ def _read_numbers(cells: Cells, name: str, where: Callable[[int], str]) -> Array
 
 
 def _hashed(words: Any, bits: int) -> Array:
-    """The hashes of words, and behind them MISSING."""
+    """Return the hashes of words, followed by MISSING."""
     return np.append(hashes_of(words).astype(np.int64) & ((1 << bits) - 1), MISSING)

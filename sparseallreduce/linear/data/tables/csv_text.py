@@ -1,6 +1,6 @@
-"""CSV and TSV, parsed by pyarrow block by block: every rank reads its own contiguous records, in bounded memory.
+"""CSV and TSV, parsed by pyarrow block by block: every rank reads its own contiguous records in bounded memory.
 
-pyarrow finds out the types of columns in each block. What blocks and ranks have to agree on is settled where they become features.
+pyarrow determines the types of columns in each block. Differences between blocks and ranks are resolved when the columns become features.
 """
 
 from __future__ import annotations
@@ -32,44 +32,44 @@ from sparseallreduce.linear.data.tables.extra import arrow
 
 __all__ = ["Layout", "csv_batches", "layouts_of"]
 
-_DELIMITERS = (",", ";", "\t", "|")  # that are looked for, in this order
+_DELIMITERS = (",", ";", "\t", "|")  # tried in this order
 _PLACE = re.compile(r"[1-9][0-9]*")
 _RAGGED = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+)")
 _QUOTED = re.compile(rb'"[^"]*("|$)')
 
 
 class Layout(NamedTuple):
-    """What the first record of a file says."""
+    """The content of the first record of a file."""
 
     delimiter: str
-    names: tuple[str, ...]  # of all columns
-    header: bool  # whether that record is these
+    names: tuple[str, ...]  # names of all columns
+    header: bool  # whether the first record has the names
 
 
 def layouts_of(source: Source, comm: Any, reading: TableReading, delimiter: str | None) -> list[Layout]:
-    """Return the columns of every file; collective over ``comm``.
+    """Return the columns of every file. Collective over ``comm``.
 
     Parameters
     ----------
     delimiter : str, optional
-        By default a comma, or what else is in the first line.
+        Delimiter; by default the first of comma, semicolon, tab and bar that occurs in the first line.
 
     Raises
     ------
     DatasetError
-        On every rank alike, if a file cannot be read, or files do not have the same columns.
+        On every rank, if a file cannot be read, or files do not have the same columns.
     """
     found = source.each(comm, lambda part: _first_record(part, delimiter))
     known = next((each for each in found if each is not None), None)
     if known is None:
-        raise DatasetError(f"{source}: no samples in it, nor names of columns")
+        raise DatasetError(f"{source}: it has neither samples nor names of columns")
     header = _has_header(known[1], reading)
     layouts = [_layout(each or known, header, each is not None) for each in found]
     for part, layout in zip(source.parts, layouts):
         if sorted(layout.names) != sorted(layouts[0].names):
             numbers = f"{len(layouts[0].names)} and {len(layout.names)}"
             which = f"{numbers} columns" if len(layout.names) != len(layouts[0].names) else "columns of other names"
-            raise DatasetError(f"{source.parts[0]} and {part} have {which}: the files of a data set must be alike")
+            raise DatasetError(f"{source.parts[0]} and {part} have {which}: the files of a data set must have the same columns")
     return layouts
 
 
@@ -79,7 +79,7 @@ def _layout(found: tuple[str, list[str]], header: bool, is_there: bool) -> Layou
 
 
 def _first_record(path: PathLike, delimiter: str | None) -> tuple[str, list[str]] | None:
-    """The delimiter and the fields of the first record, None if there is none."""
+    """Return the delimiter and the fields of the first record, or None if there is none."""
     with closing(first_lines(Source(str(path), (path,)))) as blocks:
         for block in blocks:
             text = block.text.removeprefix(BYTE_ORDER_MARK)
@@ -99,12 +99,12 @@ def _first_record(path: PathLike, delimiter: str | None) -> tuple[str, list[str]
 
 
 def _has_header(fields: Sequence[str], reading: TableReading) -> bool:
-    """Whether the first record names the columns: unless that is said, if a given name is in it, or no number nor empty field."""
+    """Return True if the first record has column names: by the option, or if a given name is in it, or no number or empty field."""
     if reading.header != "auto":
         return reading.header == "yes"
     encoded = [column.name for column in reading.encoding.columns] if reading.encoding is not None else []
-    said = (reading.target, *(reading.features or ()), *reading.drop, *reading.categorical, *encoded)
-    if any(name in fields for name in said if name is not None and not _PLACE.fullmatch(name)):
+    given = (reading.target, *(reading.features or ()), *reading.drop, *reading.categorical, *encoded)
+    if any(name in fields for name in given if name is not None and not _PLACE.fullmatch(name)):
         return True
     if encoded and all(map(_PLACE.fullmatch, encoded)):
         return False
@@ -114,17 +114,17 @@ def _has_header(fields: Sequence[str], reading: TableReading) -> bool:
 def csv_batches(
     source: Source, comm: Any, layouts: list[Layout], chosen: Chosen, texts: frozenset[str], progress: Progress
 ) -> Generator[Batch]:
-    """This rank's records, block by block; collective over ``comm`` until it ends or is closed.
+    """Return this rank's records, block by block. Collective over ``comm`` until it ends or is closed.
 
     Parameters
     ----------
     texts : set of str
-        The columns that are strings whatever they look like.
+        Columns to read as strings, whatever they look like.
 
     Raises
     ------
     DatasetError
-        With the file, the line and what is wrong with it.
+        With the file, the line and the fault.
     """
     blocks = shared_line_blocks(source, comm, progress, ord(layouts[0].delimiter))
     return _batches(source, blocks, layouts, chosen, texts)
@@ -156,24 +156,24 @@ class _Block:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there are no records."""
+        """True if there are no records."""
         return self._record(0) == len(self._text)
 
     def columns(self, names: Sequence[str], texts: frozenset[str]) -> list[Any]:
-        """The columns of these names as Arrow arrays; of ``texts`` strings."""
+        """Return the named columns as Arrow arrays, those in ``texts`` as strings."""
         places = {name: self._layout.names.index(name) for name in names}
         strings = {place for name, place in places.items() if name in texts}
         table = self._table(list(places.values()), strings)
         integers = [place for place in places.values() if arrow().types.is_integer(table.column(f"f{place}").type)]
-        if integers and (b"0x" in self._text or b"0X" in self._text):  # pyarrow takes 0x1F for a number among integers
+        if integers and (b"0x" in self._text or b"0X" in self._text):  # pyarrow reads 0x1F as a number among integers
             strings |= {place for place in integers if self._has_hexadecimal(place)}
             table = self._table(list(places.values()), strings)
-        if any(arrow().types.is_binary(kind) for kind in table.schema.types):  # which pyarrow takes strings for that are no UTF-8
+        if any(arrow().types.is_binary(kind) for kind in table.schema.types):  # the type that pyarrow uses for strings that are not UTF-8
             self._check_characters()
         return [_whole(table.column(f"f{place}")) for place in places.values()]
 
     def where(self, row: int) -> str:
-        """How an error names a row."""
+        """Return the location of a row, for errors."""
         return self._at(self._record(row))
 
     def _skip(self, count: int) -> None:
@@ -211,13 +211,13 @@ class _Block:
             if row is not None:
                 number, columns, fields = map(int, row.groups())
                 place = self._record(number - 1)
-                said = f"{fields} field{'s' * (fields != 1)}, where there are {columns} columns"
-                raise DatasetError(f"{self._at(place)}: {said}: {excerpt(self._text, place)}") from None
+                found = f"{fields} field{'s' * (fields != 1)}, but {columns} columns"
+                raise DatasetError(f"{self._at(place)}: {found}: {excerpt(self._text, place)}") from None
             self._check_characters()
             raise DatasetError(f"{self._at(0)} and those after it: {' '.join(str(error).split()).rstrip('.')}") from None
 
     def _check_characters(self) -> None:
-        """Refuse what is not UTF-8."""
+        """Raise an error if the text is not UTF-8."""
         try:
             self._text.decode()
         except UnicodeDecodeError as error:
@@ -225,5 +225,5 @@ class _Block:
 
 
 def _whole(column: Any) -> Any:
-    """A column of a table as one array."""
+    """Return a column of a table as one array."""
     return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)

@@ -1,4 +1,4 @@
-"""The package that reads tables, which not everyone has."""
+"""The optional package that reads tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["arrow", "arrow_for"]
 
 @cache
 def arrow() -> Any:
-    """Return pyarrow, with its modules for CSV, IPC, Parquet and arithmetic."""
+    """Return pyarrow, with its modules for CSV, IPC, Parquet and compute."""
     import pyarrow
     import pyarrow.compute
     import pyarrow.csv
@@ -23,7 +23,7 @@ def arrow() -> Any:
 
 
 def arrow_for(what: object) -> Any:
-    """Return pyarrow for reading something.
+    """Return pyarrow to read ``what``.
 
     Raises
     ------
@@ -35,4 +35,4 @@ def arrow_for(what: object) -> Any:
 
         return arrow()
     except ImportError:
-        raise DatasetError(f"cannot read {what}: tables take pyarrow: install sparseallreduce[parquet]") from None
+        raise DatasetError(f"cannot read {what}: tables need pyarrow: install sparseallreduce[parquet]") from None

@@ -1,6 +1,6 @@
-"""Frames in memory: pandas, polars, Arrow tables and Hugging Face's datasets, whose columns become features as those of files do.
+"""Frames in memory: pandas, polars, Arrow tables and Hugging Face's datasets, whose columns are encoded like those of files.
 
-None of these packages is imported here: who passes such a frame has it.
+None of these packages is imported here: whoever passes such a frame has it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["arrow_table", "encoded_frame", "is_frame", "needs_encoding", "values
 
 Array = NDArray[Any]
 
-_ROWS = 1 << 16  # encoded at once
+_ROWS = 1 << 16  # rows encoded in one call
 
 
 def is_frame(X: Any) -> bool:
@@ -36,7 +36,7 @@ def is_frame(X: Any) -> bool:
 
 
 def needs_encoding(X: Any) -> bool:
-    """Return True if a frame has to be encoded; a frame of pandas that holds nothing but numbers, none missing, is a matrix as it is."""
+    """Return True if a frame has to be encoded. A pandas frame of only numbers, none missing, is used as a matrix."""
     if package_of(X) != "pandas":
         return True
     numbers = all(getattr(kind, "kind", "O") in "iuf" or "Sparse" in str(kind) for kind in X.dtypes)
@@ -44,7 +44,7 @@ def needs_encoding(X: Any) -> bool:
 
 
 def arrow_table(X: Any) -> Any:
-    """Return a frame as a table of Arrow.
+    """Return a frame as an Arrow table.
 
     Raises
     ------
@@ -60,31 +60,31 @@ def arrow_table(X: Any) -> Any:
         return pyarrow.table(X)
     except (pyarrow.ArrowException, ValueError, TypeError) as error:
         reason = "; ".join(str(each) for each in error.args) or type(error).__name__
-        raise DatasetError(f"X cannot be taken as a table: {' '.join(reason.split())}") from None
+        raise DatasetError(f"X cannot be converted to a table: {' '.join(reason.split())}") from None
 
 
 def encoded_frame(X: Any, comm: Any, encoding: Encoding | None = None) -> tuple[csr_array, Encoding]:
-    """Return a frame's rows as samples, and how its columns are encoded; collective over ``comm``.
+    """Return a frame's rows as samples, and the encoding of its columns. Collective over ``comm``.
 
     Parameters
     ----------
     X : frame
-        This rank's.
+        This rank's rows.
     comm : communicator
-        Of the ranks whose frames have one encoding.
+        Communicator of the ranks whose frames have a common encoding.
     encoding : Encoding, optional
-        By which columns are encoded; otherwise it is found out.
+        Encoding of the columns; determined from the frames by default.
 
     Returns
     -------
     csr_array, shape (rows, features)
-        float32 if all numbers are that or shorter, float64 otherwise.
+        float32 if all numbers are float32 or shorter, otherwise float64.
     Encoding
 
     Raises
     ------
     DatasetError
-        On every rank alike, with the row and the column that is wrong.
+        On every rank, with the row and the column of the fault.
     """
     table = agreed(comm, lambda: arrow_table(X))
     reading = TableReading(features=tuple(table.column_names), encoding=encoding)
@@ -110,7 +110,7 @@ def encoded_frame(X: Any, comm: Any, encoding: Encoding | None = None) -> tuple[
 
 
 def values_of(column: Any) -> list[Array]:
-    """Return the values of a column of an Arrow table as arrays that are equal where the values are, whatever else is in memory."""
+    """Return the values of a column of an Arrow table as arrays that are equal if the values are, whatever their memory layout."""
     pyarrow = arrow_for("a frame")
     arrays: list[Array] = []
     for chunk in [column.combine_chunks()] if isinstance(column, pyarrow.ChunkedArray) else [column]:
@@ -126,7 +126,7 @@ def values_of(column: Any) -> list[Array]:
 
 
 def package_of(X: Any) -> str:
-    """The package that an object's class is of."""
+    """Return the name of the package that defines an object's class."""
     return type(X).__module__.partition(".")[0]
 
 
@@ -135,11 +135,11 @@ def _is_dataset(X: Any) -> bool:
 
 
 def _is_column(X: Any) -> bool:
-    """Whether what Arrow can take is one column, as a series is."""
+    """Return True if an object that Arrow can read is a single column, such as a series."""
     return type(X).__name__ in ("Series", "ChunkedArray")
 
 
 def _is_single(table: Any) -> bool:
-    """Whether numbers are no more precise than float32, and there are such."""
+    """Return True if there are floats, and no number is more precise than float32."""
     kinds = [str(kind) for kind in table.schema.types]
     return any(kind in ("float", "halffloat") for kind in kinds) and not any(kind in ("double",) or "int" in kind for kind in kinds)

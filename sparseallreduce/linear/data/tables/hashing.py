@@ -1,4 +1,4 @@
-"""Hashes of strings that lie in Arrow's memory: MurmurHash3 of their UTF-8, as scikit-learn's and Vowpal Wabbit's."""
+"""Hashes of strings in Arrow's memory: MurmurHash3 of their UTF-8, as in scikit-learn and Vowpal Wabbit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Array = NDArray[Any]
 
 
 def hashes_of(words: Any) -> Array:
-    """Return the 32-bit hash of each string of an Arrow array of type string, none of which is null, as uint32."""
+    """Return the 32-bit hash of each string of an Arrow array of type string without nulls, as uint32."""
     hashes = np.empty(len(words), np.uint32)
     if len(words):
         _, offsets, content = words.buffers()

@@ -1,7 +1,7 @@
-"""From the columns of a table on all ranks to one encoding, and to rows of its features.
+"""Determining the encoding of a table over all ranks, and encoding its rows.
 
-Each rank goes over its rows once, and keeps numbers as they are and strings as places in a list of words. Then the ranks agree on kinds
-and categories. A column that is of numbers in some blocks and of strings in others is read once more, as strings.
+Each rank reads its rows once, and stores numbers as they are and strings as positions in a list of words. Then the ranks agree on types
+and categories. A column with numbers in some blocks and strings in others is read again, as strings.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from sparseallreduce.runtime.objects import agreed, gather
 __all__ = ["Learned", "learn", "remarks_on"]
 
 Array = NDArray[Any]
-#: Reads this rank's rows anew; the columns that are given are read as strings.
+#: A function that reads this rank's rows, the given columns as strings.
 Reader = Callable[[frozenset[str]], Generator[Batch]]
 
 
@@ -42,42 +42,42 @@ class Learned(NamedTuple):
     """A table that all ranks have read."""
 
     encoding: Encoding
-    names: list[str] | None  # of classes, sorted, if labels are such
-    blocks: Generator[Block]  # this rank's rows; labels that are names are places among ``names``
+    names: list[str] | None  # sorted class names, if labels are names
+    blocks: Generator[Block]  # this rank's rows; labels that are names are positions in ``names``
 
 
 class _Pass(NamedTuple):
-    """What a pass over this rank's rows has come to."""
+    """The result of a pass over this rank's rows."""
 
     columns: list[Any]  # LearnedColumn or KnownColumn
     target: TargetColumn | None
-    kept: list[tuple[list[Stored], Array]]  # of each batch, in reverse: values and labels
+    kept: list[tuple[list[Stored], Array]]  # values and labels of each batch, in reverse order
 
 
 def learn(
     read: Reader, chosen: Chosen, comm: Any, reading: TableReading, *, bits: int, unlabelled: bool, dtype: np.dtype[Any], keep: bool
 ) -> Learned:
-    """Find out how a table is encoded, and encode it; collective over ``comm``.
+    """Determine the encoding of a table, and encode it. Collective over ``comm``.
 
     Parameters
     ----------
     read : callable
     chosen : Chosen
-        The columns in each batch.
+        Columns in each batch.
     reading : TableReading
     bits : int
-        To which columns of too many categories are hashed.
+        Number of bits to which columns of too many categories are hashed.
     unlabelled : bool
         Whether labels may be missing; they are then NaN.
     dtype : dtype
-        Of the values.
+        Data type of the values.
     keep : bool
-        Whether to keep what is read in memory; else it is read once more when blocks are asked for.
+        Whether to keep rows in memory; otherwise they are read again for the blocks.
 
     Raises
     ------
     DatasetError
-        On every rank alike, with the row and the column that is wrong. From the blocks, if they are read anew, on the rank that reads it.
+        On every rank, with the row and the column of the fault. From the blocks, if they are read again, only on the rank that reads it.
     """
     known = reading.encoding
     texts = frozenset(reading.categorical)
@@ -102,7 +102,7 @@ def learn(
 
 
 def _go_over_all(batches: Generator[Batch], comm: Any, *given: Any) -> _Pass:
-    """Take the rows of all ranks; collective."""
+    """Process the rows of all ranks. Collective."""
     return agreed(comm, lambda: _go_over(batches, *given))
 
 
@@ -116,7 +116,7 @@ def _go_over(
     dtype: np.dtype[Any],
     keep: bool,
 ) -> _Pass:
-    """Take this rank's rows."""
+    """Process this rank's rows."""
     columns: list[Any]
     if reading.encoding is None:
         columns = [LearnedColumn(name, reading.max_categories, bits, dtype) for name in chosen.features]
@@ -143,7 +143,7 @@ def _taken(batch: Batch, columns: list[Any], target: TargetColumn | None, texts:
 
 
 def _of_several_kinds(chosen: Chosen, ranks: list[tuple[list[Found] | None, Found | None]], texts: frozenset[str]) -> frozenset[str]:
-    """The columns that have to be read as strings, though they were not."""
+    """Return the columns that have to be read again as strings."""
     again = set()
     if ranks[0][0] is not None:
         again |= {name for place, name in enumerate(chosen.features) if mixed([features[place] for features, _ in ranks if features])}
@@ -166,7 +166,7 @@ def _names(own: TargetColumn | None, ranks: list[tuple[Any, Found | None]], text
 
 
 def _from_kept(done: _Pass, encoding: Encoding, names: list[str] | None, dtype: np.dtype[Any]) -> Generator[Block]:
-    """Rows of values that were kept, which are given up on the way."""
+    """Yield rows of stored values, which are released on the way."""
     while done.kept:
         values, labels = done.kept.pop()
         final = [column.final(stored, how) for column, stored, how in zip(done.columns, values, encoding.columns)]
@@ -182,7 +182,7 @@ def _read_anew(
     texts: frozenset[str],
     dtype: np.dtype[Any],
 ) -> Generator[Block]:
-    """Rows that are read once more."""
+    """Yield rows that are read again."""
     with closing(batches):
         for batch in batches:
             values, labels = _taken(batch, columns, target, texts)
@@ -190,7 +190,7 @@ def _read_anew(
 
 
 def _final_labels(labels: Array, target: TargetColumn | None, names: list[str] | None) -> Array:
-    """Labels as numbers, or as places among the names of all ranks."""
+    """Return labels as numbers, or as positions among the names of all ranks."""
     if target is None or names is None:
         return labels
     places = np.searchsorted(np.array(names, object), list(target.places)).astype(np.float64)
@@ -201,7 +201,7 @@ def _final_labels(labels: Array, target: TargetColumn | None, names: list[str] |
 
 
 def remarks_on(encoding: Encoding, categorical: tuple[str, ...]) -> list[str]:
-    """Return what a user may not expect of an encoding: columns that are hashed, and those of numbers but for some."""
+    """Return messages on columns of an encoding that may surprise: hashed ones, and those that are nearly all numbers."""
     remarks = []
     for column in encoding.columns:
         if column.kind == HASHED:
@@ -210,6 +210,6 @@ def remarks_on(encoding: Encoding, categorical: tuple[str, ...]) -> list[str]:
         elif column.kind == CATEGORY and column.name not in categorical:
             others = [word for word in column.categories if not NUMBER_TEXT.fullmatch(word.encode())]
             if 0 < len(others) < len(column.categories) / 2:
-                most = f"all but {len(others)} of its {len(column.categories):,} values are numbers: {others[0][:40]!r} is none"
-                remarks.append(f"the column {column.name!r} is taken as categories, though {most}")
+                most = f"all but {len(others)} of its {len(column.categories):,} values are numbers: {others[0][:40]!r} is not"
+                remarks.append(f"the column {column.name!r} is read as categories, although {most}")
     return remarks

@@ -1,4 +1,4 @@
-"""Rows of features out of the values of columns, of which each has at most one non-zero in a row."""
+"""Rows of features from the values of columns; each column has at most one non-zero in a row."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["block_of"]
 
 Array = NDArray[Any]
 
-_CELLS = 1 << 18  # worked on at once, so that they stay in the processor's cache
+_CELLS = 1 << 18  # number of values processed in one call, so that they stay in the CPU cache
 
 
 def block_of(columns: list[Stored], encoding: Encoding, labels: Array, dtype: np.dtype[Any]) -> Block:
-    """Return the rows that values of all columns stand for, final by the encoding."""
+    """Return the rows of all columns' values in final form."""
     rows, index = len(labels), index_dtype(encoding.features)
     step = max(1, _CELLS // max(1, len(columns)))
     pieces = [_piece(columns, encoding, first, min(first + step, rows), index, dtype) for first in range(0, rows, step)]
@@ -34,7 +34,7 @@ def block_of(columns: list[Stored], encoding: Encoding, labels: Array, dtype: np
 def _piece(
     columns: list[Stored], encoding: Encoding, first: int, last: int, index: np.dtype[Any], dtype: np.dtype[Any]
 ) -> tuple[Array, Array, Array]:
-    """The lengths, indices and values of the rows [first, last)."""
+    """Return lengths, indices and values of the rows [first, last)."""
     shape = last - first, len(columns)
     indices, values, kept = np.empty(shape, index), np.ones(shape, dtype), np.empty(shape, bool)
     for place, (stored, column, bound) in enumerate(zip(columns, encoding.columns, encoding.bounds)):
@@ -55,7 +55,7 @@ def _numbers(numbers: Array, column: Column, bound: int, indices: Array, values:
 
 
 def _codes(codes: Array, column: Column, bound: int, indices: Array, kept: Array) -> None:
-    with np.errstate(over="ignore"):  # what is below zero is not kept
+    with np.errstate(over="ignore"):  # negative codes are not kept
         indices[:] = (codes.astype(np.int64, copy=False) + bound).astype(indices.dtype)
     np.greater_equal(codes, 0, out=kept)
     missing = codes == MISSING

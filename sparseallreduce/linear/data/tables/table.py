@@ -1,4 +1,4 @@
-"""Tables in files as samples."""
+"""Reading tables in files as samples."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _DELIMITERS = {"csv": None, "tsv": "\t"}
 
 
 class _Opened(NamedTuple):
-    """A table of which the columns are known."""
+    """A table whose columns are known."""
 
     chosen: Chosen
     read: Reader
 
 
 def is_table(source: Source, comm: Any, format: str, reading: Reading) -> bool:
-    """Return True if files of a format hold a table; collective over ``comm``."""
+    """Return True if files in a format hold a table. Collective over ``comm``."""
     if format != "parquet":
         return format in ("csv", "tsv", "arrow")
     if reading.table.names_columns:
@@ -57,28 +57,28 @@ def table(
     progress: Progress = None,
     keep: bool = True,
 ) -> Learned:
-    """Read a table; collective over ``comm``.
+    """Read a table. Collective over ``comm``.
 
     Parameters
     ----------
     source, comm
-        Ranks take about the same number of rows each.
+        Files, and communicator of the ranks, which take about the same number of rows each.
     format : str
         One of :data:`~sparseallreduce.linear.data.reading.TABLES`.
     reading : Reading
     n_features : int, optional
-        How many features columns may become.
+        Expected number of features.
     dtype : dtype
-        Of the values, float32 or float64.
+        Data type of the values, float32 or float64.
     progress : callable, optional
-        Called with the bytes that this rank has read since the last call.
+        Function called with the number of bytes that this rank has read since the last call.
     keep : bool
-        Whether what is read is kept in memory until it is encoded; else it is read twice.
+        Whether to keep rows in memory until they are encoded; otherwise they are read twice.
 
     Raises
     ------
     DatasetError
-        On every rank alike, with the file, the line or row, and the column that is wrong.
+        On every rank, with the file, the line or row, and the column of the fault.
     """
     agreed(comm, lambda: arrow_for(source))
     opener = _opened_text if format in _DELIMITERS else _opened_arrow
@@ -104,7 +104,7 @@ def _opened_text(source: Source, comm: Any, format: str, reading: Reading, progr
 
 
 def _around(names: tuple[str, ...], encoding: Encoding) -> tuple[str, ...]:
-    """Numbers of columns that have no header, as those of training, of which the target may have been left out."""
+    """Return the numbers of columns without a header as in training, if the target has been left out."""
     known = [column.name for column in encoding.columns]
     if encoding.target in known or len(names) != len(known) or not all(name.isdigit() for name in (*known, encoding.target or "")):
         return names
@@ -115,8 +115,8 @@ def _opened_arrow(source: Source, comm: Any, format: str, reading: Reading, prog
     outlines: list[Outline] = source.each(comm, parquet_outline if format == "parquet" else arrow_outline)
     for part, outline in zip(source.parts, outlines):
         if sorted(outline.names) != sorted(outlines[0].names):
-            both = f"{listed(outlines[0].names)}, and {part} of {listed(outline.names)}"
-            raise DatasetError(f"{source.parts[0]} is of the columns {both}: the files of a data set must be alike")
+            both = f"{listed(outlines[0].names)}, and {part} {listed(outline.names)}"
+            raise DatasetError(f"{source.parts[0]} has the columns {both}: the files of a data set must have the same columns")
     chosen = agreed(comm, lambda: choose(outlines[0].names, reading.table, source, reading.unlabelled))
     batches = parquet_batches if format == "parquet" else arrow_batches
     return _Opened(chosen, lambda texts: batches(source, comm, outlines, chosen, progress))

@@ -1,13 +1,13 @@
-"""The loops over characters of Vowpal Wabbit's text, compiled by numba: lines into hashed features.
+"""Loops over characters of Vowpal Wabbit's text, compiled by numba, which convert lines to hashed features.
 
-The grammar of a line, whose words are separated by blanks (space, tab, carriage return)::
+The grammar of a line, whose words are separated by blanks (space, tab, carriage return), is::
 
     line       = head {"|" namespace} newline
     namespace  = [name [":" number]] {blank feature}
     feature    = [name] [":" number] | name ":" text, which is not nan, inf or infinity
 
-A name of digits alone stands for itself, any other for its MurmurHash3, as Vowpal Wabbit does by default. The hash of a namespace is
-added to the former, and is the seed of the latter. The features without a name are numbered from the hash of their namespace on.
+A name of digits only has their value as its hash, any other its MurmurHash3, as in Vowpal Wabbit by default. The hash of a namespace is
+added to the former, and is the seed of the latter. Unnamed features are numbered starting from the hash of their namespace.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ __all__ = ["BAD_WEIGHT", "NOT_FINITE", "NO_BAR", "NO_VALUE", "SHORTEST_FEATURE",
 
 Array = NDArray[Any]
 
-#: The fewest characters of text that a feature takes: a blank and a character.
+#: Smallest number of characters of a feature: a blank and a character.
 SHORTEST_FEATURE = 2
 
-# What is wrong with a line.
+# Faults of a line.
 NO_BAR, BAD_WEIGHT, NO_VALUE, NOT_FINITE = 1, 2, 3, 4
 
 _BAR, _COLON, _NEWLINE = 124, 58, 10
@@ -36,7 +36,7 @@ _NAN, _INF, _INFINITY = (np.frombuffer(word, np.uint8).copy() for word in (b"nan
 
 @kernel
 def murmur3(text: Array, begin: int, end: int, seed: Any) -> Any:
-    """The 32-bit MurmurHash3 (x86) of some characters, as uint64."""
+    """Return the 32-bit MurmurHash3 (x86) of some characters, as uint64."""
     mask = np.uint64(0xFFFFFFFF)
     first, second = np.uint64(0xCC9E2D51), np.uint64(0x1B873593)
     state = np.uint64(seed) & mask
@@ -67,7 +67,7 @@ def _rotated(word: Any, by: int) -> Any:
 
 @kernel
 def _hashed(text: Array, begin: int, end: int, seed: Any) -> Any:
-    """The number that a name stands for, and the seed; or the hash of a name that is not of digits alone."""
+    """Return the value of a name of digits plus the seed, or the hash of any other name."""
     digits = np.uint64(0)
     for at in range(begin, end):
         if not 48 <= text[at] <= 57:
@@ -80,25 +80,25 @@ def _hashed(text: Array, begin: int, end: int, seed: Any) -> Any:
 def parse_lines(
     text: Array, mask: int, indptr: Array, indices: Array, values: Array, heads: Array, hard: Array
 ) -> tuple[int, int, int, int]:
-    """Parse whole lines, all but their heads.
+    """Parse whole lines, except the part before the first bar.
 
     Parameters
     ----------
     text : uint8
     mask : uint64
-        Of the bits of a hash that make up an index.
+        Mask of the bits of a hash that form an index.
     indptr, indices, values
-        Outputs, with room for all samples and features of the text. ``indptr[0]`` is zero. Features stand as they are in the text.
+        Outputs, with room for all samples and features of the text. ``indptr[0]`` is zero. Features are in the order of the text.
     heads : int64, shape (samples, 2)
-        Where the head of each line begins and ends.
+        Output: start and end of the part of each line before the first bar.
     hard : int64, shape (any, 5)
-        Values left to the caller: the position in ``values``, where the number begins and ends in the text, and where the weight of
-        its namespace does. There may be no characters of either: that is 1.
+        Output: values that the caller has to convert, each as its position in ``values``, and the start and end in the text of the number
+        and of the weight of its namespace. Either may be empty, which means 1.
 
     Returns
     -------
     samples, hard values, fault, place
-        The fault is 0, or what is wrong with the part of a line that begins at this place.
+        The fault is 0, or the kind of fault in the part of a line that starts at this position.
     """
     at = samples = entries = hards = 0
     size = text.size
@@ -170,7 +170,7 @@ def parse_lines(
 
 @kernel
 def _not_finite(text: Array, begin: int, end: int) -> bool:
-    """Whether these characters say nan, inf or infinity, in letters of any case, with a sign or without."""
+    """Return True if these characters are nan, inf or infinity in any case, with or without a sign."""
     if begin < end and (text[begin] == 43 or text[begin] == 45):  # plus or minus
         begin += 1
     found: bool = _says(text, begin, end, _NAN) or _says(text, begin, end, _INF) or _says(text, begin, end, _INFINITY)
@@ -179,7 +179,7 @@ def _not_finite(text: Array, begin: int, end: int) -> bool:
 
 @kernel
 def _says(text: Array, begin: int, end: int, word: Array) -> bool:
-    """Whether these characters are a word of small letters, in letters of any case."""
+    """Return True if these characters are a lower-case word, in any case."""
     same = end - begin == word.size
     for place in range(word.size):
         same = same and text[begin + place] | 32 == word[place]
@@ -193,7 +193,7 @@ def _blank(character: int) -> bool:
 
 @kernel
 def _past(text: Array, at: int, named: bool) -> int:
-    """Where a name, or a value, ends that begins here."""
+    """Return the end of a name, or of a value, that starts here."""
     while at < text.size and not (_blank(text[at]) or text[at] == _NEWLINE or text[at] == _BAR or (named and text[at] == _COLON)):
         at += 1
     return at

@@ -1,8 +1,8 @@
-"""Vowpal Wabbit's text, plain or compressed: every rank parses its own contiguous block of lines, in bounded memory.
+"""Vowpal Wabbit's text, plain or compressed: every rank parses its own contiguous block of lines in bounded memory.
 
 A line is ``[label [importance [base]]] [tag]|namespace[:weight] feature[:value] ... |...``, whose features are hashed as ``vw`` does by
-default. Importances are the weights of samples; bases and tags are skipped. Features that are hashed alike are added up. The constant
-that ``vw`` adds to every sample is not one of the features: a trainer has its own intercept.
+default. Importances are the sample weights; bases and tags are skipped. Features with the same hash are added. The constant
+feature that ``vw`` adds to every sample is left out: trainers have their own intercept.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ _BLANKS = re.compile(rb"[ \t\r]+")
 def vowpal_wabbit_blocks(
     source: Source, comm: Any, *, bits: int, unlabelled: bool = False, dtype: DTypeLike = np.float32, progress: Progress = None
 ) -> Generator[Block]:
-    """This rank's samples of files, block by block; collective over ``comm`` until it ends or is closed.
+    """Yield this rank's samples of files, block by block. Collective over ``comm`` until it ends or is closed.
 
     Parameters
     ----------
     source, comm, progress
         As for :func:`~sparseallreduce.linear.data.svmlight.reader.svmlight_blocks`.
     bits : int
-        The lowest so many of a hash are the feature.
+        Number of lowest bits of a hash that form the feature.
     unlabelled : bool
-        Whether samples may have no label, which is then NaN.
+        Whether samples may lack a label, which is then NaN.
     dtype : dtype
-        Of the values, float32 or float64.
+        Data type of the values, float32 or float64.
 
     Raises
     ------
     DatasetError
-        With the file, the line and what is wrong with it; if the file cannot be read, on every rank.
+        With the file, the line and the fault; if the file cannot be read, on every rank.
     """
     with closing(shared_line_blocks(source, comm, progress)) as blocks:
         for lines in blocks:
@@ -66,12 +66,12 @@ def vowpal_wabbit_blocks(
 
 
 def parsed(text: bytes, bits: int, unlabelled: bool, dtype: np.dtype[Any]) -> Block:
-    """Return the samples of whole lines; the arguments are as for :func:`vowpal_wabbit_blocks`.
+    """Return the samples of whole lines; the arguments are those of :func:`vowpal_wabbit_blocks`.
 
     Raises
     ------
     LineFault
-        With the first place where something is wrong.
+        With the position of the first fault.
     """
     features, rows = len(text) // kernels.SHORTEST_FEATURE + 1, text.count(b"\n") + 2
     indptr, heads = np.zeros(rows, np.int64), np.empty((rows, 2), np.int64)
@@ -82,7 +82,7 @@ def parsed(text: bytes, bits: int, unlabelled: bool, dtype: np.dtype[Any]) -> Bl
         raise LineFault(_reason(fault, text, place), place)
     indptr, nonzeros = indptr[: samples + 1], int(indptr[samples])
     zeros = _converted(text, hard[:hards], values)
-    if zeros:  # which vw leaves out
+    if zeros:  # vw leaves them out
         kept = np.ones(nonzeros, bool)
         kept[zeros] = False
         indices, values = indices[:nonzeros][kept], values[:nonzeros][kept]
@@ -98,7 +98,7 @@ def parsed(text: bytes, bits: int, unlabelled: bool, dtype: np.dtype[Any]) -> Bl
 
 
 def _converted(text: bytes, hard: Array, values: Array) -> list[int]:
-    """Convert the numbers that the kernel has left; returns the places of those that are zero."""
+    """Convert the numbers that the kernel has left to the caller; return the positions of zeros."""
     zeros = []
     for entry, begin, end, weight_begin, weight_end in hard.tolist():
         product = float(text[begin:end] or b"1") * float(text[weight_begin:weight_end] or b"1")
@@ -111,14 +111,14 @@ def _converted(text: bytes, hard: Array, values: Array) -> list[int]:
 
 @cache
 def _compiled(value: np.dtype[Any]) -> Any:
-    """The parser for this dtype of values."""
+    """Return the parser compiled for this dtype of values."""
     text = types.Array(types.uint8, 1, "C", readonly=True)
     outputs = types.int64[::1], types.uint32[::1], numba.from_dtype(value)[::1], types.int64[:, ::1], types.int64[:, ::1]
     return compiled_entry(kernels.parse_lines, (text, types.uint64, *outputs))
 
 
 def _labels(text: bytes, heads: list[list[int]], unlabelled: bool) -> tuple[Array, Array]:
-    """Labels and importances, which stand in the heads of lines."""
+    """Return labels and importances, from the parts of lines before the first bar."""
     labels, weights = np.empty(len(heads)), np.ones(len(heads))
     for sample, (begin, end) in enumerate(heads):
         head = text[begin:end]
@@ -126,7 +126,7 @@ def _labels(text: bytes, heads: list[list[int]], unlabelled: bool) -> tuple[Arra
         if words and (words[-1].startswith(b"'") or head[-1:] not in (b" ", b"\t", b"\r")):
             words.pop()  # the tag
         if len(words) > 3:
-            raise LineFault(f"{quoted(words[3])} is more than label, importance, base and tag in front of the first |", begin)
+            raise LineFault(f"{quoted(words[3])} is more than label, importance, base and tag before the first |", begin)
         numbers = [_number(what, word, begin) for what, word in zip(("label", "importance", "base"), words)]
         if not numbers and not unlabelled:
             raise LineFault("there is no label", begin)
@@ -148,14 +148,14 @@ def _number(what: str, word: bytes, place: int) -> float:
 
 
 def _reason(fault: int, text: bytes, place: int) -> str:
-    """What is wrong with the part of a line at this place, in words."""
+    """Return a description of the fault in the part of a line at this position."""
     part = quoted(re.split(rb"[ \t\r\n|]", text[place:], maxsplit=1)[0])
     match fault:
         case kernels.NO_BAR:
-            return "there is no | in front of the features"
+            return "there is no | before the features"
         case kernels.BAD_WEIGHT:
             return f"the weight of the namespace {part} is not a finite number"
         case kernels.NOT_FINITE:
             return f"the value of the feature {part} is not finite"
         case _:
-            return f"the feature {part} has no value behind its colon that is a number"
+            return f"the feature {part} has no number after its colon"
