@@ -1,4 +1,4 @@
-"""The command line: ``sparseallreduce``, also ``python -m sparseallreduce``, a module a subcommand, under mpiexec or alone."""
+"""The command line: ``sparseallreduce`` or ``python -m sparseallreduce``, under mpiexec or alone; one module per subcommand."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from sparseallreduce.version import __version__
 
 __all__ = ["main"]
 
-# What each subcommand does, by its name, which is also that of its module in this package and of the command in that.
+# Descriptions of the subcommands by name. A subcommand, its module in this package and its function have the same name.
 _SUBCOMMANDS = {
     "bench": "Measure every algorithm against the dense allreduce.",
     "train": "Train a linear model.",
     "predict": "Predict the samples of a file with a trained model.",
     "weights": "Show the largest weights of a model, by the names of their features.",
-    "explain": "Show what the scores of samples are made of.",
+    "explain": "Show how much each feature contributes to the scores of samples.",
     "convert": "Convert svmlight text to the binary format.",
     "fetch": "Fetch a data set of the LIBSVM collection.",
     "generate": "Write a synthetic data set.",
-    "simulate": "Run every algorithm on a virtual network of any number of ranks.",
+    "simulate": "Run every algorithm on a simulated network with any number of ranks.",
     "plot": "Draw the reports of train, bench, simulate and figures.",
-    "figures": "Repeat the figures of the papers.",
+    "figures": "Reproduce the figures of the papers.",
     "doctor": "Show what MPI, threads, GPU and network this machine offers.",
 }
 
 
 class _Subcommands(click.Group):
-    """Imports a subcommand when it is called, and ends each way of failing by one line and an exit status."""
+    """A click group that imports a subcommand when it is called, and ends every failure with one line and an exit status."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         return list(_SUBCOMMANDS)
@@ -66,7 +66,7 @@ class _Subcommands(click.Group):
 @click.group(cls=_Subcommands, no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__, prog_name="sparseallreduce")
 def main() -> None:
-    """Sparse allreduce over MPI: the sum of vectors with few non-zeros, at a fraction of the cost of a dense allreduce.
+    """Sparse allreduce over MPI: sum vectors with few non-zeros at a fraction of the cost of a dense allreduce.
 
     Every subcommand runs alone or under mpiexec, and has its own --help.
     """

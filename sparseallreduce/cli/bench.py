@@ -1,4 +1,4 @@
-"""`sparseallreduce bench`: every algorithm against the dense allreduce, on synthetic uniform data (thesis section 5.2)."""
+"""`sparseallreduce bench`: compare every algorithm with the dense allreduce on uniform synthetic data (thesis section 5.2)."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from sparseallreduce.streams.wire import INDEX_NAMES
 
 Array = NDArray[Any]
 
-DENSE = "MPI Allreduce"  # of arrays that are dense already and in memory: what the ratios refer to
-DENSIFY = "  and making it dense"  # what a user pays who has sparse streams and no sparse allreduce
+DENSE = "MPI Allreduce"  # of dense arrays that already exist: the reference of the ratios
+DENSIFY = "  and making it dense"  # the cost for users who have sparse streams but no sparse allreduce
 
 
 class Setting(NamedTuple):
-    """What is measured."""
+    """The setting of a benchmark."""
 
     size: int
     density: float
@@ -53,47 +53,47 @@ class Setting(NamedTuple):
     index_codec: str = "auto"
 
 
-DTYPES_OF_MPI = ["float32", "float64", "int32", "int64", "complex64", "complex128"]  # without those that its own sum does not know
+DTYPES_OF_MPI = ["float32", "float64", "int32", "int64", "complex64", "complex128"]  # those that MPI's predefined sum supports
 
 
 @dataclass
 class Measured:
-    """What an algorithm came to; the same on all ranks."""
+    """The measurements of one algorithm; the same on all ranks."""
 
-    seconds: list[list[float]] = field(default_factory=list)  # by experiment and repeat, each of the slowest rank
-    bytes_sent: list[int] = field(default_factory=list)  # by rank, mean over the experiments
-    header_bytes: list[int] = field(default_factory=list)  # of these
+    seconds: list[list[float]] = field(default_factory=list)  # by experiment and repeat, on the slowest rank
+    bytes_sent: list[int] = field(default_factory=list)  # per rank, mean over the experiments
+    header_bytes: list[int] = field(default_factory=list)  # the part of bytes_sent in headers
     messages: list[int] = field(default_factory=list)
     density: float = 0.0  # of the result, mean over the experiments
-    chosen: Taken | None = None  # what auto took
+    chosen: Taken | None = None  # the algorithm that auto chose
     faults: list[str] = field(default_factory=list)
 
 
 @click.command()
 @click.option("--size", type=Whole(min=0), help="Dimension N.")
-@click.option("--density", type=click.FloatRange(0, 1), help="Share of the N positions that each rank has: k = N * density.")
+@click.option("--density", type=click.FloatRange(0, 1), help="Fraction of the N positions that each rank has: k = N * density.")
 @algorithms_option()
 @click.option("--dtype", type=click.Choice(DTYPES_OF_MPI), default="float32", show_default=True)
 @click.option("--op", type=click.Choice([*OPERATORS, MEAN.name]), default="sum", show_default=True)
-@click.option("--repeats", type=Whole(min=1), default=9, show_default=True, help="Timings of each algorithm in an experiment.")
+@click.option("--repeats", type=Whole(min=1), default=9, show_default=True, help="Timings of each algorithm per experiment.")
 @click.option("--experiments", type=Whole(min=1), default=5, show_default=True, help="Number of experiments, each with new data.")
 @click.option("--seed", type=Whole(min=0), default=0, show_default=True, help="Seed of the data.")
 @click.option("--non-blocking", is_flag=True, help="Time iallreduce and wait instead of allreduce.")
 @click.option(
-    "--cold-caches", is_flag=True, help="Run the algorithms one after the other, so that each finds the caches full of another's data."
+    "--cold-caches", is_flag=True, help="Alternate between the algorithms, so that each starts with another's data in the caches."
 )
 @click.option(
-    "--index-codec", type=click.Choice(INDEX_NAMES), default="auto", show_default=True, help="How positions are written between hosts."
+    "--index-codec", type=click.Choice(INDEX_NAMES), default="auto", show_default=True, help="Encoding of indices sent between hosts."
 )
 @lossy_options()
 @click.option(
-    "--device", type=click.Choice(["cpu", "gpu"]), default="cpu", show_default=True, help="Where the data lie; gpu takes CuPy and a GPU."
+    "--device", type=click.Choice(["cpu", "gpu"]), default="cpu", show_default=True, help="Where the data are; gpu needs CuPy and a GPU."
 )
 @progress_option()
 @sweep_option()
-@click.option("--latency", type=click.FloatRange(min=0), help="--sweep: seconds a message between simulated ranks  [measured].")
+@click.option("--latency", type=click.FloatRange(min=0), help="--sweep: seconds per message between simulated ranks  [measured].")
 @click.option(
-    "--bandwidth", type=click.FloatRange(0, min_open=True), help="--sweep: bytes a second between simulated ranks  [measured]."
+    "--bandwidth", type=click.FloatRange(0, min_open=True), help="--sweep: bytes per second between simulated ranks  [measured]."
 )
 @click.option("--json", "json_path", type=OUTPUT_FILE, help="File for the results, with every single time.")
 @click.option("--csv", "csv_path", type=OUTPUT_FILE, help="File for every single time as a table.")
@@ -112,40 +112,41 @@ def bench(
     bandwidth: float | None,
     **chosen: Any,
 ) -> None:
-    """Measure every algorithm against the dense allreduce of the MPI library.
+    """Compare every algorithm with the dense allreduce of the MPI library.
 
-    Every rank has k entries at random positions of its own. A time is that of the slowest rank, from a barrier on. The repeats of an
-    algorithm follow each other. The order of the algorithms changes from experiment to experiment. Every result is checked against
-    the dense reduction.
+    Every rank has k entries at random positions. Timing starts at a barrier and ends when the slowest rank has finished. The repeats of an
+    algorithm follow each other. The order of the algorithms changes from experiment to experiment. Every result is checked against the
+    dense reduction.
 
-    With --lossy every rank has a dense gradient and a residual, and the reducers run instead. Selection, communication and their
-    total are timed, also in multiples of an array copy. Checked are that all ranks end with the same bits, and that nothing is lost.
-    --density is then 0.01 by default.
+    With --lossy every rank has a dense gradient and a residual, and the reducers run instead. The report has the times of selection, of
+    communication and in total, also as multiples of an array copy. The checks are that all ranks end with bitwise identical results, and
+    that update and residuals together keep every contribution. --density is then 0.01 by default.
 
-    With --device gpu the streams lie on a GPU, or gradients and residuals, and so do the results; a time ends when the device has nothing
-    more to do. The dense baselines stay on the host; the array copy of --lossy is one on the device.
+    With --device gpu the streams (with --lossy the gradients and residuals) and the results are in GPU memory; a timing ends when the
+    device is idle. The dense baselines stay on the host; the array copy of --lossy is a copy on the device.
 
-    With --sweep all this happens at every point of a grid, and a line says which algorithm is the fastest there. Points of more ranks than
-    there are run in the simulator, on a network like the one measured here, or of --latency and --bandwidth. `plot` draws the curves.
+    With --sweep all this happens at every point of a grid, and one line per point names the fastest algorithm. Points with more ranks than
+    were started are simulated, on a network with the latency and bandwidth measured here, or with --latency and --bandwidth. `plot` draws
+    the curves.
     """
     xp = _array_module(device)
     if (latency is not None or bandwidth is not None) and not sweeps:
-        raise click.UsageError("--latency and --bandwidth are of ranks that --sweep simulates: leave them out, or sweep ranks")
+        raise click.UsageError("--latency and --bandwidth are for ranks that --sweep simulates: leave them out, or sweep ranks")
     if lossy:
         if sweeps or csv_path is not None:
-            raise click.UsageError("--sweep and --csv are of the lossless algorithms: leave them out, or leave out --lossy")
+            raise click.UsageError("--sweep and --csv are for the lossless algorithms: leave them out, or leave out --lossy")
         if chosen["size"] is None:
             raise click.UsageError("--size is missing: give the dimension N")
         bench_lossy.run(context, reducers, json_path, chosen, xp)
         return
-    grid(sweeps, 1, chosen["size"], chosen["density"])  # says what is missing before MPI begins
+    grid(sweeps, 1, chosen["size"], chosen["density"])  # reports missing options before MPI starts
     comm = world()
     points = grid(sweeps, comm.size, chosen["size"], chosen["density"])
     setting = Setting(**chosen | {"size": points[0].size, "density": points[0].density})
     if setting.dtype.startswith("complex") and setting.op in ("min", "max"):
-        raise click.UsageError(f"{setting.dtype} values have no order, and so no {setting.op}: give --op sum or prod")
+        raise click.UsageError(f"{setting.dtype} values have no order, so there is no {setting.op}: give --op sum or prod")
     if setting.op == MEAN.name and np.dtype(setting.dtype).kind == "i":
-        raise click.UsageError(f"the mean of {setting.dtype} values is no {setting.dtype}: give --op sum, or --dtype float32")
+        raise click.UsageError(f"the mean of {setting.dtype} values is not {setting.dtype}: give --op sum, or --dtype float32")
     on_rank_0(comm, lambda: check_output(json_path, csv_path))
     if sweeps:
         network = None if latency is None and bandwidth is None else _network(latency, bandwidth)
@@ -164,7 +165,7 @@ def bench(
         on_rank_0(comm, lambda: write_csv(csv_path, [results]))
     faults = dict.fromkeys(f"{name}: {fault}" for name, each in measured.items() for fault in each.faults)
     if faults:
-        raise click.ClickException(f"wrong results, which is a defect of sparseallreduce; please report it: {'; '.join(faults)}")
+        raise click.ClickException(f"wrong results: this is a bug in sparseallreduce, please report it: {'; '.join(faults)}")
 
 
 def _network(latency: float | None, bandwidth: float | None) -> sar.Network:
@@ -183,7 +184,7 @@ def _sweep(
     csv_path: Path | None,
     xp: Any,
 ) -> None:
-    """Measure, or simulate, all points, and print a line for each; collective."""
+    """Measure or simulate all points, and print one line for each; collective."""
 
     def measured(point: Point, part: Any) -> dict[str, Any]:
         return measured_results(setting._replace(size=point.size, density=point.density), names, part, xp)
@@ -210,7 +211,7 @@ def _sweep(
 
 
 def _array_module(device: str) -> Any:
-    """CuPy for a GPU, None for the host; where there is neither CuPy nor a GPU, one line says so."""
+    """Return CuPy for "gpu" and None for "cpu"; raise UsageError if CuPy or the GPU is missing."""
     if device == "cpu":
         return None
     try:
@@ -220,22 +221,22 @@ def _array_module(device: str) -> Any:
 
 
 def measured_results(setting: Setting, names: list[str], comm: Any, xp: Any = None) -> dict[str, Any]:
-    """Run the experiments, and return them as the results of a report; collective."""
+    """Run the experiments and return the results for the report; collective."""
     return _results(setting, measure(setting, names, comm, xp=xp), comm.size)
 
 
 def measure(
     setting: Setting, names: list[str], comm: Any, on_step: Callable[[], object] = lambda: None, xp: Any = None
 ) -> dict[str, Measured]:
-    """Run the experiments; collective over ``comm``. With ``xp``, which is CuPy, the streams are made on the device.
+    """Run the experiments; collective over ``comm``. With ``xp``, which is CuPy, the streams are created on the device.
 
     Returns
     -------
     dict
-        Of every algorithm in ``names``, after the two dense baselines.
+        The measurements by name: first of the two dense baselines, then of the algorithms in ``names``.
     """
     dense = _Dense(setting, comm)
-    stream: Any = None  # of the host, and where it is summed
+    stream: Any = None  # on the host; ``summed`` is the same stream where it is reduced
     summed: Any = None
 
     options: Any = {} if setting.index_codec == "auto" else {"index_codec": setting.index_codec}
@@ -262,7 +263,7 @@ def measure(
         stream = sar.SparseStream(draw_positions(rng, setting.size, count), draw_values(rng, count, setting.dtype), setting.size)
         summed = stream if xp is None else stream.to_device(xp)
         dense.expect(stream)
-        for name in names:  # which also compiles, and measures the network for auto
+        for name in names:  # this also compiles the kernels, and measures the network for auto
             _check(calls[name], dense, comm, measured[name])
             on_step()
         times = np.empty((len(calls), setting.repeats))
@@ -282,13 +283,13 @@ def measure(
 
 
 def _finished(result: sar.SparseStream, xp: Any) -> sar.SparseStream:
-    """A result, once the device has made it."""
+    """Return a result once the device has finished it."""
     xp.cuda.Device().synchronize()
     return result
 
 
 class _Dense:
-    """The dense reduction of MPI, on arrays that stay in memory; for a process alone, a copy."""
+    """The dense reduction of MPI on arrays that are allocated once; a copy if there is only one process."""
 
     def __init__(self, setting: Setting, comm: Any) -> None:
         self.comm = comm
@@ -309,7 +310,7 @@ class _Dense:
             self.total /= self.divisor
 
     def expect(self, stream: sar.SparseStream) -> None:
-        """Take the data of a new experiment, and find out what rank 0 will compare with."""
+        """Store the data of a new experiment, and compute the result that rank 0 will compare with."""
         _fill(self.ours, stream, self.neutral)
         self.reduce()
         self.expected = self.total.copy()
@@ -334,7 +335,7 @@ def _fill(array: Array, stream: sar.SparseStream, neutral: Any) -> None:
 
 
 def _check(call: Callable[[], sar.SparseStream], dense: _Dense, comm: Any, measured: Measured) -> None:
-    """Run once, untimed: whether rank 0's result is right, whether all ranks have the same bits, and what was sent."""
+    """Run once, untimed: check rank 0's result, check that all ranks have identical bits, and record what was sent."""
     with sar.trace() as traffic:
         result = call().to_host()
     ranks = comm.size
@@ -345,9 +346,9 @@ def _check(call: Callable[[], sar.SparseStream], dense: _Dense, comm: Any, measu
         deviation = largest_deviation(result, dense.expected, dense.magnitude, ranks, dense.op)
     deviation = gather(comm, deviation)[0]
     if deviation > 1:
-        measured.faults.append(f"off by {deviation:.3g} times what rounding explains")
+        measured.faults.append(f"the error is {deviation:.3g} times the rounding bound")
     if len({row[0] for row in rows}) > 1:
-        measured.faults.append("the ranks hold different bits")
+        measured.faults.append("the ranks have different results")
     for name, column in zip(("bytes_sent", "header_bytes", "messages"), list(zip(*rows))[1:]):
         before = getattr(measured, name) or [0] * ranks
         setattr(measured, name, [a + b for a, b in zip(before, column)])
@@ -361,7 +362,7 @@ def _finish(measured: Measured, experiments: int) -> None:
 
 
 def _turns(setting: Setting, experiment: int, calls: int) -> list[tuple[int, int]]:
-    """The order of an experiment's timings, as places among the calls and numbers of repeats: random, and the same on all ranks."""
+    """Return the order of an experiment's timings, as pairs of call number and repeat: random, and the same on all ranks."""
     rng = np.random.default_rng((setting.seed, experiment))
     if setting.cold_caches:
         return [(int(place), repeat) for repeat in range(setting.repeats) for place in rng.permutation(calls)]
@@ -427,7 +428,7 @@ _COLUMNS = (
     Column("sent", "sent, kB", 10, 1),
     Column("headers", "headers", 8, 5),
     Column("result", "result", 8, 4),
-    Column("note", "taken", 23, 2, left=True),
+    Column("note", "chosen", 23, 2, left=True),
 )
 
 

@@ -1,4 +1,4 @@
-"""`sparseallreduce bench --lossy`: every reducer on dense gradients, selection and communication apart."""
+"""`sparseallreduce bench --lossy`: run every reducer on dense gradients, and time selection and communication separately."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PARTS = (("select", 9), ("communicate", 11))  # columns and their widths
 
 
 def run(context: click.Context, names: list[str] | None, json_path: Path | None, chosen: dict[str, Any], xp: Any = None) -> None:
-    """Measure reducers as the options of bench ask, on a GPU with ``xp``, print a table, and write a report."""
+    """Measure reducers with the options of bench (on a GPU if ``xp`` is given), print a table and write a report."""
     lossless = {"names": "--algorithms", "op": "--op", "cold_caches": "--cold-caches", "index_codec": "--index-codec"}
     refuse_lossless(context, lossless, chosen["dtype"])
     density = lossy_density(chosen["density"])
@@ -44,7 +44,7 @@ def run(context: click.Context, names: list[str] | None, json_path: Path | None,
         on_rank_0(comm, lambda: write_report(json_path, "bench", context.params, surroundings, results))
     faults = dict.fromkeys(f"{name}: {fault}" for name, each in measured.items() for fault in each.faults)
     if faults:
-        raise click.ClickException(f"wrong results, which is a defect of sparseallreduce; please report it: {'; '.join(faults)}")
+        raise click.ClickException(f"wrong results: this is a bug in sparseallreduce, please report it: {'; '.join(faults)}")
 
 
 def _results(

@@ -1,4 +1,4 @@
-"""`sparseallreduce bench --sweep`: the benchmark at every point of a grid, measured where ranks are started, else simulated."""
+"""`sparseallreduce bench --sweep`: run the benchmark at every point of a grid, on the ranks that were started or simulated."""
 
 from __future__ import annotations
 
@@ -39,29 +39,30 @@ def swept(
     on_point: Callable[[dict[str, Any]], object],
     simulate: bool = False,
 ) -> dict[str, Any]:
-    """Run all points; collective over ``comm``. Results are those of rank 0.
+    """Run all points and return rank 0's results; collective over ``comm``.
 
     Parameters
     ----------
     points : sequence of Setting
-        Those of no more ranks than ``comm`` has are measured by its first ranks, while the others wait; the others are simulated.
+        A point with at most as many ranks as ``comm`` has is measured by the first ranks while the others wait; the other points are
+        simulated.
     comm : communicator
     measure : callable
-        From a setting and the communicator of its ranks to the results of ``bench``.
+        Takes a setting and a communicator of its ranks, and returns the results of ``bench``.
     names : sequence of str
     dtype, op : str
     seed : int
     network : Network or None
-        Of the simulated ranks; None stands for the constants that were measured on ``comm``, or of one rank for the default network.
+        Network of the simulated ranks. None stands for the constants measured on ``comm``; if that has one rank, for the default network.
     simulate : bool
-        Whether points are simulated of whatever number of ranks.
+        Whether to simulate all points, whatever their number of ranks.
     on_point : callable
-        Told of the results of each point, on all ranks; on those that have none of an empty dict.
+        Called on all ranks with the results of each point; with an empty dict on ranks that have none.
 
     Returns
     -------
     dict
-        ``network``, whose ``source`` is "given", "measured" or "default", and ``points``.
+        ``network``, with its ``source`` ("given", "measured" or "default"), and ``points``.
     """
     source = "given" if network is not None else "measured" if comm.size > 1 else "default"
     constants = machine_of(comm)
@@ -84,13 +85,13 @@ def swept(
 
 
 class _Waiting:
-    """In place of a communicator, for ranks that are not of it."""
+    """Stands for a communicator on ranks that do not take part."""
 
     size = 0
 
 
 def _first(comm: Any, ranks: int) -> Any:
-    """A communicator of the first ranks; of all, ``comm`` itself."""
+    """Return a communicator of the first ``ranks`` ranks; ``comm`` itself if that is all of them."""
     if ranks == comm.size:
         return comm
     from mpi4py import MPI
@@ -119,7 +120,7 @@ _OF_ALGORITHM = ("algorithm", "experiment", "repeat", "seconds", "predicted_seco
 
 
 def sample_rows(points: Sequence[Mapping[str, Any]]) -> Iterator[list[Any]]:
-    """Yield a header, and a row for every single time of every algorithm at every point, the dense baselines included."""
+    """Yield a header, then one row for every timing of every algorithm (dense baselines included) at every point."""
     yield [*_COLUMNS, *_OF_ALGORITHM]
     for point in points:
         setting = [point.get(name, False) for name in _COLUMNS]
@@ -133,7 +134,7 @@ def sample_rows(points: Sequence[Mapping[str, Any]]) -> Iterator[list[Any]]:
 
 
 def write_csv(path: Path, points: Sequence[Mapping[str, Any]]) -> None:
-    """Write every single time to a CSV file, whole or not at all."""
+    """Write every timing to a CSV file, atomically."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(sample_rows(points))
     with atomic_file(path, "w") as file:
@@ -141,7 +142,7 @@ def write_csv(path: Path, points: Sequence[Mapping[str, Any]]) -> None:
 
 
 def point_line(point: Mapping[str, Any]) -> str:
-    """Return what a point came to, in a line of at most 79 characters."""
+    """Return the results of a point as one line of at most 79 characters."""
     best = min(point["algorithms"], key=lambda row: row["median"])
     dense = point.get("dense") or next((row for row in point["algorithms"] if row["algorithm"] == "dense"), None)
     ratio = f"{best['median'] / dense['median']:8.4f}" if dense and dense["median"] else f"{'-':>8}"
@@ -151,12 +152,12 @@ def point_line(point: Mapping[str, Any]) -> str:
 
 
 def point_header() -> str:
-    """Return what stands above these lines."""
+    """Return the header of these lines."""
     return f"{'ranks':>5} {'N':>12} {'density':>8} {'':<9} {'fastest':<23} {'ms':>8} {'/ dense':>8}"
 
 
 def refuse_wrong(points: Sequence[Mapping[str, Any]]) -> None:
-    """Raise ClickException if a result of a point was wrong."""
+    """Raise ClickException if any result was wrong."""
     wrong = dict.fromkeys(row["algorithm"] for point in points for row in point.get("algorithms", ()) if not row["correct"])
     if wrong:
-        raise click.ClickException(f"wrong results, which is a defect of sparseallreduce; please report it: {', '.join(wrong)}")
+        raise click.ClickException(f"wrong results: this is a bug in sparseallreduce, please report it: {', '.join(wrong)}")

@@ -1,4 +1,4 @@
-"""`sparseallreduce convert`: other formats to the binary one, in parallel."""
+"""`sparseallreduce convert`: convert other formats to the binary one, in parallel."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ __all__ = ["byte_bar", "convert", "convert_with_bars"]
     type=click.Choice(["float32", "float64"]),
     default="float32",
     show_default=True,
-    help="Type of the values in OUT, and of the weights that are trained on it.",
+    help="Type of the values in OUT, and of weights trained on it.",
 )
 @click.option("--zero-based", is_flag=True, help="The indices of svmlight text start at 0, not at 1.")
 @names_option
 @format_options
 def convert(source: Data, out: Path, names: Path | None, **options: Any) -> None:
-    """Convert svmlight text, or samples of another format, IN, to the binary format, OUT.
+    """Convert svmlight text, or samples IN of another format, to a file OUT in the binary format.
 
-    Text may be compressed by gzip, bzip2, xz or Zstandard, and come by a pipe or on standard input, for which IN is `-`. Vowpal Wabbit's
-    text (.vw), compressed rows of SciPy (.npz), tables (.csv, .parquet, .arrow, .feather; .tsv with --target), and labels with plain text
-    behind a tab (.tsv) are known by the ending of their name. How columns of a table are encoded is written beside OUT, to
-    OUT.columns.json, for `train`. IN may be several files of one format, a folder of them, or a pattern in quotes.
-    Under mpiexec the ranks share the work. OUT appears when it is complete. Until then its parts are in the folder .OUT.partial beside
-    it.
+    Text may be compressed with gzip, bzip2, xz or Zstandard, and may come from a pipe or from standard input, for which IN is `-`. The file
+    name's suffix selects Vowpal Wabbit's text (.vw), compressed rows of SciPy (.npz), tables (.csv, .parquet, .arrow, .feather; .tsv with
+    --target), or lines of a label, a tab and plain text (.tsv). The encoding of a table's columns is written to OUT.columns.json, for
+    `train`. IN may be several files of one format, a folder of them, or a quoted pattern.
+
+    Under mpiexec the ranks share the work. OUT appears when it is complete. Until then its parts are in the folder .OUT.partial next to it.
     """
     stop_as_interrupted()
     comm = world()
@@ -61,11 +61,11 @@ def convert(source: Data, out: Path, names: Path | None, **options: Any) -> None
 
 
 def convert_with_bars(source: Data, out: Path, comm: Any, **options: Any) -> Header:
-    """Convert a file, with progress bars and a line about the result on rank 0."""
+    """Convert a file; rank 0 shows progress bars and prints a line about the result."""
     start = time.perf_counter()
     shown = comm.rank == 0
     with byte_bar(shown, f"parsing {_title(source)}", _size(source)) as reading, byte_bar(shown, f"writing {out.name}") as writing:
-        # What rank 0 has done stands for all.
+        # Rank 0's progress stands for that of all ranks.
         header = convert_file(
             source,
             out,
@@ -76,22 +76,22 @@ def convert_with_bars(source: Data, out: Path, comm: Any, **options: Any) -> Hea
         )
     if shown:
         click.echo(
-            f"{out}: {header.samples:,} samples, {header.features:,} features, {header.nonzeros / header.samples:.1f} non-zeros a sample; "
-            f"{header.file_bytes / 1e6:,.1f} MB in {time.perf_counter() - start:.1f} s"
+            f"{out}: {header.samples:,} samples, {header.features:,} features, {header.nonzeros / header.samples:.1f} non-zeros per "
+            f"sample; {header.file_bytes / 1e6:,.1f} MB in {time.perf_counter() - start:.1f} s"
         )
     return header
 
 
 def byte_bar(shown: bool, title: str, total: int | None = None) -> tqdm[Any]:
-    """A progress bar of bytes, off where it is not shown or nobody looks."""
+    """Return a progress bar that counts bytes, disabled if not ``shown`` or if the output is not a terminal."""
     return tqdm(desc=title, total=total, unit="B", unit_scale=True, disable=None if shown else True, dynamic_ncols=True, leave=False)
 
 
 def _check(out: Path) -> None:
-    """Refuse a result that cannot be written, or would take the place of samples: of several files, it may have been forgotten."""
+    """Raise an error if OUT cannot be written, or would overwrite samples: OUT may be missing, so that the last input takes its place."""
     check_output(out)
     if out.is_file() and out.suffix != ".csr" and out.stat().st_size and not is_binary(out):
-        raise click.UsageError(f"OUT, {out}, is there already, and is not in the binary format: name the result last, or remove that file")
+        raise click.UsageError(f"OUT, {out}, already exists and is not in the binary format: name the result last, or remove that file")
 
 
 def _title(source: Data) -> str:
@@ -99,6 +99,6 @@ def _title(source: Data) -> str:
 
 
 def _size(source: Data) -> int | None:
-    """The bytes of files, if these are all named."""
+    """Return the total size of the files in bytes; None if any of them is not a regular file."""
     paths = [Path(each) for each in ([source] if isinstance(source, str | os.PathLike) else source)]
     return sum(path.stat().st_size for path in paths) if all(path.is_file() for path in paths) else None

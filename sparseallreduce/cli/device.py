@@ -1,4 +1,4 @@
-"""Option `--device` of commands that train and predict: where samples and weights lie."""
+"""The option `--device` of commands that train and predict: where samples and weights are."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["array_module_of", "device_option"]
 
 
 def device_option(help_: str) -> Callable[[Any], Any]:
-    """``--device cpu|gpu``."""
+    """Return the option ``--device cpu|gpu``."""
     return click.option("--device", type=click.Choice(["cpu", "gpu"]), default="cpu", show_default=True, help=help_)
 
 
 def array_module_of(device: str) -> Any:
-    """CuPy for a GPU, None for the host.
+    """Return CuPy for "gpu" and None for "cpu".
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""`sparseallreduce doctor`: what this machine offers, what the library will use of it, and what to do about what is amiss."""
+"""`sparseallreduce doctor`: report what this machine offers, what the library will use, and how to solve problems."""
 
 from __future__ import annotations
 
@@ -47,24 +47,24 @@ _THREAD_LEVELS = ("MPI_THREAD_SINGLE", "MPI_THREAD_FUNNELED", "MPI_THREAD_SERIAL
 
 @dataclass(frozen=True)
 class Process:
-    """What one rank sees."""
+    """What one rank knows about its process and host."""
 
-    host: str  # its name
-    boot: str  # what ranks that share cores have in common
-    memory: str  # what ranks that may share memory have in common
+    host: str  # the host's name
+    boot: str  # the same on all ranks that share cores
+    memory: str  # the same on all ranks that can share memory
     cpu: str
-    cores: int  # that it may use
-    affinity: str  # on which it may run: the bits of a hexadecimal number
-    cpu_limit: float | None  # cores' worth of processor time that its cgroups allow; None without a limit
+    cores: int  # number of cores that the process may use
+    affinity: str  # CPU affinity mask, hexadecimal
+    cpu_limit: float | None  # CPU limit of the cgroups, in cores; None without a limit
     python: str
-    versions: dict[str, str | None]  # of packages
-    threads: int | None  # that numba may start; None without numba
-    cache: str | None  # a folder in which compiled kernels can be kept
+    versions: dict[str, str | None]  # by package
+    threads: int | None  # numba's number of threads; None without numba
+    cache: str | None  # folder of numba's compiled kernels; None if it cannot be written
 
 
 @dataclass
 class Findings:
-    """Lines for people, and the same for programs."""
+    """The results of the checks, as lines to print and as facts for the report."""
 
     lines: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)  # each with a remedy
@@ -75,7 +75,7 @@ class Findings:
 
 
 @click.command()
-@click.option("--calibrate", is_flag=True, help="Measure the network anew, and keep the constants for later runs instead of earlier ones.")
+@click.option("--calibrate", is_flag=True, help="Measure the network again, and replace the constants stored for later runs.")
 @click.option("--json", "json_path", type=OUTPUT_FILE, help="File for the findings.")
 @click.pass_context
 def doctor(context: click.Context, json_path: Path | None, calibrate: bool) -> int:
@@ -83,8 +83,8 @@ def doctor(context: click.Context, json_path: Path | None, calibrate: bool) -> i
 
     The exit status is 1 if there are problems.
 
-    Under mpiexec it also measures the network between the ranks. Constants are kept, in $SPARSEALLREDUCE_CACHE or the user's cache folder,
-    and later runs on as many ranks laid out alike choose by them: --calibrate replaces them.
+    Under mpiexec it also measures the network between the ranks. The constants are stored in $SPARSEALLREDUCE_CACHE or the user's cache
+    folder. Later runs with as many ranks in the same layout choose algorithms by them; --calibrate replaces them.
     """
     if calibrate:
         renew()
@@ -106,7 +106,7 @@ def doctor(context: click.Context, json_path: Path | None, calibrate: bool) -> i
     status = int(bool(found.problems))
     if comm.size > 1:
         status = comm.bcast(status)
-    if comm.size == 1 and launched_rank() != 0:  # as many strangers as mpiexec has started: one speaks
+    if comm.size == 1 and launched_rank() != 0:  # mpiexec has started independent processes: only one prints
         return status
     if comm.rank == 0:
         _show(found)
@@ -161,7 +161,7 @@ def _process(place: Place) -> Process:
 
 
 def _cache() -> str | None:
-    """The folder in which numba keeps what it compiles, None if it finds none that it can write."""
+    """Return the folder in which numba caches compiled kernels, None if it is not writable."""
     from sparseallreduce.streams.kernels import compiled
 
     path = compiled.kernel_named("merging.merge").variants[0].stats.cache_path
@@ -181,7 +181,7 @@ def _versions(found: Findings, processes: Sequence[Process]) -> None:
     found.say("software", f"{known}, Python {first.python}")
     missing = [package for package in _PACKAGES if package not in _OPTIONAL and first.versions[package] is None]
     if missing:
-        found.problems.append(f"{', '.join(missing)} cannot be found, which sparseallreduce needs: pip install {' '.join(missing)}")
+        found.problems.append(f"sparseallreduce needs {', '.join(missing)}, but cannot find it: pip install {' '.join(missing)}")
     for name in (*first.versions, "python"):
         seen: dict[str | None, list[int]] = {}
         for rank, process in enumerate(processes):
@@ -194,13 +194,13 @@ def _versions(found: Findings, processes: Sequence[Process]) -> None:
 
 def _mpi(found: Findings) -> None:
     if is_child():
-        found.say("MPI", "not used: a rank has started this process, which computes alone")
+        found.say("MPI", "not used: this process is a child of an MPI rank and runs alone")
         found.facts["mpi"] = None
         return
     try:
         MPI = initialised_mpi()
     except (ImportError, RuntimeError) as error:
-        found.say("MPI", f"none ({_one_line(error)}): everything works on one process")
+        found.say("MPI", f"none ({_one_line(error)}): everything runs in one process")
         found.facts["mpi"] = None
         if find_spec("mpi4py") is not None:
             found.problems.append(
@@ -211,7 +211,7 @@ def _mpi(found: Findings) -> None:
             found.say("", "for several processes: pip install 'sparseallreduce[mpi]', on a cluster pip install mpi4py")
         return
     if not MPI.Is_initialized():
-        found.say("MPI", f"{library(MPI)} cannot start under the launcher of this process, which computes alone")
+        found.say("MPI", f"{library(MPI)} cannot start under the launcher of this process, which runs alone")
         found.facts["mpi"] = None
         return
     version = _one_line(MPI.Get_library_version().splitlines()[0])
@@ -241,7 +241,7 @@ def _mpiexec() -> str | None:
 def _ranks(found: Findings, processes: Sequence[Process], places: Sequence[Place], hosts: Sequence[str]) -> None:
     here, counts = processes[0], Counter(hosts)
     found.say("ranks", f"{len(processes)}: {_listed(f'{count} on {host}' for host, count in counts.items())}")
-    threads = "no numba" if here.threads is None else f"{here.threads} numba thread(s) a process"
+    threads = "no numba" if here.threads is None else f"{here.threads} numba thread(s) per process"
     oversubscribed = False
     found.facts["hosts"] = []
     for ranks in {place.host: same_host(places, rank) for rank, place in enumerate(places)}.values():
@@ -249,14 +249,14 @@ def _ranks(found: Findings, processes: Sequence[Process], places: Sequence[Place
         unlimited = count_cores(places[rank]._replace(limits=()) for rank in ranks)
         names = list(dict.fromkeys(hosts[rank] for rank in ranks))
         if len(names) > 1:
-            found.say("", f"{_listed(names)} are parts of one machine: their ranks share its cores, but no memory")
+            found.say("", f"{_listed(names)} are on one machine: their ranks share its cores, but no memory")
         if 0 in ranks:
-            limit = f" (a cgroup limits their time, else {unlimited})" if available < unlimited else ""
+            limit = f" (limited by a cgroup, otherwise {unlimited})" if available < unlimited else ""
             found.say("cores", f"{available} that ranks may use{limit} of {os.cpu_count()} ({here.cpu}); {threads}")
         if len(ranks) > available:
             oversubscribed = True
             found.problems.append(
-                f"{len(ranks)} ranks share {available} core(s) on {_listed(names)}: they take turns, and times say little. "
+                f"{len(ranks)} ranks share {available} core(s) on {_listed(names)}: they wait for each other, and timings mean little. "
                 f"Start at most {available} there" + (", or raise the limit of the cgroup (cpu.max)" if available < unlimited else "")
             )
         found.facts["hosts"].append({"names": names, "ranks": ranks, "cores": available, "cores_without_limit": unlimited})
@@ -266,7 +266,7 @@ def _ranks(found: Findings, processes: Sequence[Process], places: Sequence[Place
 
 
 def _listed(names: Iterable[str]) -> str:
-    """The first of them."""
+    """Return the first eight names, and "..." if there are more."""
     names = list(names)
     return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
 
@@ -280,13 +280,13 @@ def _kernels(found: Findings, processes: Sequence[Process]) -> None:
     here = processes[0]
     used = [compiled.kernel_named(name).variants[0] for name in ("merging.merge", "dense.scatter", "order.first_violation")]
     fresh = any(dispatcher.stats.cache_misses for dispatcher in used)
-    how = "compiled now" if fresh else "loaded from the cache"
-    found.say("kernels", f"{how} in {seconds:.2f} s; cache: {here.cache or 'none can be written'}")
+    how = "compiled just now" if fresh else "loaded from the cache"
+    found.say("kernels", f"{how} in {seconds:.2f} s; cache: {here.cache or 'not writable'}")
     unwritable = sorted({process.host for process in processes if process.cache is None})
     if unwritable:
         found.problems.append(
-            f"no folder for compiled kernels can be written on {', '.join(unwritable[:8])}, so that every process compiles them for "
-            "itself: set NUMBA_CACHE_DIR to one that can"
+            f"no cache folder for compiled kernels is writable on {', '.join(unwritable[:8])}, so every process compiles them again: "
+            "set NUMBA_CACHE_DIR to a writable folder"
         )
     found.facts["kernels"] = {"compiled_now": fresh, "seconds": seconds, "cache": here.cache}
 
@@ -295,7 +295,7 @@ def _gpu(found: Findings, comm: Any) -> None:
     devices = _nvidia_devices()
     cupy = release("cupy-cuda12x") or release("cupy-cuda13x") or release("cupy-cuda11x") or release("cupy")
     used = bool(devices and cupy)
-    how = "Streams of CuPy's arrays are summed there" if used else "The library computes on the CPU"
+    how = "Streams of CuPy arrays are summed on the GPU" if used else "The library computes on the CPU"
     found.say("GPU", f"{', '.join(devices) or 'none found'}; CuPy {cupy or 'not installed'}. {how}")
     found.facts["gpu"] = {"devices": devices, "cupy": cupy, "used": used} | _transport(found, comm)
     if devices and not cupy:
@@ -303,15 +303,15 @@ def _gpu(found: Findings, comm: Any) -> None:
 
 
 def _transport(found: Findings, comm: Any) -> dict[str, Any]:
-    """How streams travel from and to a GPU."""
+    """Report how streams move to and from a GPU, and return these facts."""
     facts: dict[str, Any] = {"pinned_bytes": None, "cuda_aware_mpi": None, "cuda_aware_mpi_known_by": None, "local_rank": local_rank()}
     try:
         facts["pinned_bytes"] = pinned = bound_of()
-        found.say("", f"page-locked memory for copies: at most {pinned / 2**20:g} MiB a rank ({PINNED})")
+        found.say("", f"page-locked memory for copies: at most {pinned / 2**20:g} MiB per rank ({PINNED})")
         if comm is not SERIAL:
             facts["cuda_aware_mpi"], facts["cuda_aware_mpi_known_by"] = aware, why = cuda_support()
-            way = "as they are" if aware else "by way of the host"
-            found.say("", f"MPI takes memory of a GPU: {'yes' if aware else 'no'} ({why}), so that streams there are sent {way}")
+            way = "directly" if aware else "through the host"
+            found.say("", f"MPI supports GPU memory: {'yes' if aware else 'no'} ({why}), so streams on a GPU are sent {way}")
     except StreamError as error:
         found.problems.append(str(error))
     return facts
@@ -332,30 +332,30 @@ def _nvidia_devices() -> list[str]:
 def _network(found: Findings, comm: Any, hosts: Sequence[str]) -> None:
     machine = machine_of(comm)
     if machine is None:
-        found.say("network", "not measured with one rank: mpiexec -n 4 sparseallreduce doctor does it")
+        found.say("network", "not measured with one rank: run mpiexec -n 4 sparseallreduce doctor")
         found.facts["network"] = None
         return
     bandwidth = f"{1e-9 / machine.beta:.3g} GB/s" if machine.beta else "too high to measure"
-    found.say("network", f"latency alpha {1e6 * machine.alpha:.3g} us, bandwidth 1 / beta {bandwidth} between ranks, the worst of them")
-    found.say("", f"dense allreduce {1e9 * machine.beta_dense:.3g} ns a byte and hop")
+    found.say("network", f"latency alpha {1e6 * machine.alpha:.3g} us, bandwidth 1 / beta {bandwidth} between the slowest ranks")
+    found.say("", f"dense allreduce {1e9 * machine.beta_dense:.3g} ns per byte and hop")
     if machine.overlap:
         if machine.beta_local is not None and machine.alpha_local is not None and machine.beta_local != machine.beta:
             inside = f"{1e-9 / machine.beta_local:.3g} GB/s" if machine.beta_local else "too high to measure"
             found.say("", f"inside a host: latency {1e6 * machine.alpha_local:.3g} us, bandwidth {inside}")
-        found.say("codecs", f"an index written as a gap and read again {1e9 * machine.codec:.3g} ns; 'auto' {_codec_taken(machine)}")
-    found.say("additions", f"sparse gamma {1e9 * machine.gamma:.3g} ns an entry, dense {1e9 * machine.gamma_dense:.3g} ns a value")
+        found.say("codecs", f"encoding and decoding an index takes {1e9 * machine.codec:.3g} ns; 'auto' {_codec_taken(machine)}")
+    found.say("additions", f"sparse gamma {1e9 * machine.gamma:.3g} ns per entry, dense {1e9 * machine.gamma_dense:.3g} ns per value")
     shared = shares_memory(comm)
     sharing = list(dict.fromkeys(hosts)) if shared else _sharing_hosts(comm, hosts)
     if shared:
-        found.say("agreement", "in memory that the ranks share")
+        found.say("agreement", "through shared memory")
     elif sharing:
-        found.say("agreement", f"by messages: ranks share memory with those of their own host alone, on {_listed(sharing)}")
+        found.say("agreement", f"by messages: ranks share memory only within their host, on {_listed(sharing)}")
     else:
         found.say("agreement", "by messages: the ranks share no memory")
     pages = _large_pages()
     if shared and pages is not None:
-        advice = "" if pages in _LARGE_PAGES_GIVEN else f"; 'advise' in {_LARGE_PAGES} lets the ranks have them"
-        found.say("", f"large pages for what they share: {pages}{advice}")
+        advice = "" if pages in _LARGE_PAGES_GIVEN else f"; write 'advise' to {_LARGE_PAGES} to enable them"
+        found.say("", f"large pages for shared memory: {pages}{advice}")
     found.facts |= {"shared_memory": shared, "hosts_sharing_memory": sharing, "shared_large_pages": pages}
     capacity = capacity_of(comm)
     choices = {
@@ -364,19 +364,19 @@ def _network(found: Findings, comm: Any, hosts: Sequence[str]) -> None:
     }
     shown = ", ".join(f"{float(density):.4g}: {name}" for density, name in choices.items())
     found.say("auto", f"for N = {_SHOWN_SIZE:,}, float32, at density {shown}")
-    measured = Machine._fields[: Machine._fields.index("gamma_device")]  # what follows is of a GPU, and nothing here has met one
+    measured = Machine._fields[: Machine._fields.index("gamma_device")]  # the fields after these are for GPUs, which are not measured here
     found.facts["network"] = {name: getattr(machine, name) for name in measured}
     found.facts["auto"] = {"size": _SHOWN_SIZE, "by_density": {density: taken.algorithm for density, taken in choices.items()}}
 
 
 def _codec_taken(machine: Machine) -> str:
-    """What messages are written by, at a density of 1 %."""
+    """Return which codec "auto" uses for indices at a density of 1 %, as words."""
     codec = Encoding().index_codec_at(0.01, 4, machine.beta)
     return "sends indices as they are: the link is faster" if codec is PLAIN else f"sends indices as {codec.name} at 1 %"
 
 
 def _sharing_hosts(comm: Any, hosts: Sequence[str]) -> list[str]:
-    """The hosts of several ranks that share memory; collective."""
+    """Return the hosts on which several ranks share memory; collective."""
     names = [name for name, count in Counter(hosts).items() if count > 1]
     if not names:
         return []
@@ -387,7 +387,7 @@ def _sharing_hosts(comm: Any, hosts: Sequence[str]) -> list[str]:
 
 
 def _large_pages() -> str | None:
-    """To what shared memory the system gives large pages: a word of Linux; None where there is none."""
+    """Return Linux's setting of large pages for shared memory (such as "advise"); None if the system has none."""
     try:
         chosen = _LARGE_PAGES.read_text().partition("[")[2].partition("]")[0]
     except OSError:

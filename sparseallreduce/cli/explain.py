@@ -1,4 +1,4 @@
-"""`sparseallreduce explain`: what the scores of some samples are made of."""
+"""`sparseallreduce explain`: show how much each feature contributes to the scores of some samples."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from sparseallreduce.linear.model_file import FittedModel, load_model
 from sparseallreduce.runtime.communicators import world
 from sparseallreduce.runtime.objects import agreed, gather
 
-_MOST = 10_000  # samples that are explained at once
+_MOST = 10_000  # samples per call
 
 
 class Rows(click.ParamType):  # type: ignore[type-arg]  # generic in later versions of click
-    """Numbers of samples from 1, and ranges of them, with commas between them; the command gets them in this order, from 0."""
+    """Sample numbers from 1 and ranges of them, separated by commas; the command gets zero-based numbers in the same order."""
 
     name = "rows"
 
@@ -36,29 +36,29 @@ class Rows(click.ParamType):  # type: ignore[type-arg]  # generic in later versi
             first, dash, last = (word.strip().replace("_", "") for word in part.partition("-"))
             last = last if dash else first
             if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
-                self.fail(f"{part!r} is no number of a sample from 1, such as 3, nor a range, such as 1-5", parameter, context)
+                self.fail(f"{part!r} is neither a sample number from 1, such as 3, nor a range, such as 1-5", parameter, context)
             if len(found) + int(last) - int(first) >= _MOST:
-                self.fail(f"more than {_MOST:,} samples are too many to be explained", parameter, context)
+                self.fail(f"at most {_MOST:,} samples can be explained at once", parameter, context)
             found += range(int(first) - 1, int(last))
         return list(dict.fromkeys(found))
 
 
 class Explained(NamedTuple):
-    """A sample whose score is explained."""
+    """The explanation of one sample's score."""
 
     made: Contributions
-    number: int | None  # of the class whose score it is, None for the only score
+    number: int | None  # number of the class whose score is explained; None if there is only one score
     predicted: Any
-    probability: float | None  # of that class
-    label: Any  # None if there is none
+    probability: float | None  # probability of that class
+    label: Any  # None if the sample has no label
 
 
 @click.command(cls=SamplesCommand)
 @click.argument("model", type=click.Path(path_type=Path))
 @samples_argument("data", "DATA")
-@click.option("--rows", type=Rows(), default="1", show_default=True, metavar="ROWS", help="Samples, counted from 1, such as 1-5 or 2,7.")
-@click.option("--top", type=Whole(min=0), default=20, show_default=True, help="Features of a sample to show; 0 for all.")
-@click.option("--ignore-unknown", is_flag=True, help="Ignore features that the model does not have; without this they are an error.")
+@click.option("--rows", type=Rows(), default="1", show_default=True, metavar="ROWS", help="Sample numbers from 1, such as 1-5 or 2,7.")
+@click.option("--top", type=Whole(min=0), default=20, show_default=True, help="Features to show per sample; 0 for all.")
+@click.option("--ignore-unknown", is_flag=True, help="Ignore features that the model does not have, instead of reporting an error.")
 @display_options
 @format_options
 @zero_based_option(None, "as in the training data")
@@ -75,11 +75,11 @@ def explain(
     csv_path: Path | None,
     **how: Any,
 ) -> None:
-    """Show what the scores that MODEL gives to samples of DATA are made of.
+    """Show how much each feature contributes to the scores that MODEL gives to samples of DATA.
 
-    A score is the intercept and the sum of contributions, each a feature's value times its weight; the largest magnitude comes first. The
-    score is that of the second of two classes, and of more that of the class that is predicted, unless --class says another. JSON and CSV
-    have all features. DATA may be of any format that `predict` takes.
+    A score is the intercept plus a contribution of each feature: its value times its weight. Contributions are sorted by magnitude, the
+    largest first. With two classes the score is that of the second class; with more, that of the predicted class, unless --class names
+    another. JSON and CSV contain all features. DATA may have any format that `predict` reads.
     """
     comm = world()
     fitted = agreed(comm, lambda: load_model(model))
@@ -109,7 +109,7 @@ def explain(
 
 
 def _own(model: FittedModel, samples: Dataset, rows: list[int], number: int | None) -> dict[int, Explained]:
-    """Return the contributions, the prediction and the label of each of the rows that this rank holds, by row."""
+    """Return the explanations of those ``rows`` that this rank holds, by row."""
     found = {}
     for row in rows:
         own = row - samples.first_sample
@@ -128,7 +128,7 @@ def _own(model: FittedModel, samples: Dataset, rows: list[int], number: int | No
 
 
 def _sample(samples: Dataset, row: int, features: int) -> csr_array:
-    """A row for SciPy, without features that the model does not have."""
+    """Return a row as a SciPy array, without features that the model does not have."""
     inside = slice(*samples.indptr[row : row + 2])
     indices = samples.indices[inside].astype("int64")
     known = indices < features
@@ -136,12 +136,12 @@ def _sample(samples: Dataset, row: int, features: int) -> csr_array:
 
 
 def _probability(model: FittedModel, scores: Any, number: int | None) -> float | None:
-    """The probability of the class whose score is explained."""
+    """Return the probability of the class whose score is explained."""
     return float(model.probabilities_of(scores)[0, 1 if number is None else number]) if model.gives_probabilities else None
 
 
 def _record(model: FittedModel, row: int, of: Explained, called: Names) -> dict[str, Any]:
-    """A sample for --json."""
+    """Return a sample's record for --json."""
     made = of.made
     number = 1 if of.number is None and len(model.classes) == 2 else of.number
     columns = made.indices.tolist(), made.values.tolist(), made.weights.tolist(), made.products.tolist()
@@ -165,7 +165,7 @@ def _intercept_row(intercept: float) -> dict[str, Any]:
 
 
 def _shown(record: dict[str, Any], top: int) -> str:
-    """A sample as a table."""
+    """Return a sample as a table."""
     title = [f"sample {record['sample']}", f"predicted {_plain(record['predicted'])}"]
     title += [] if record["label"] is None else [f"label {_plain(record['label'])}"]
     title += [] if record["probability"] is None else [f"probability of {record['class']} {record['probability']:.4g}"]

@@ -1,4 +1,4 @@
-"""How a command fails: one line that says what is wrong and what to do, an exit status, and no rank left waiting for another."""
+"""How commands fail: one line that says what is wrong and what to do, an exit status, and no rank left waiting."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __all__ = ["end"]
 
 FAILED = 1
 BAD_ARGUMENTS = 2
-_TAG = 32767  # the highest that every MPI has; commands send nothing else point to point on COMM_WORLD
-_SECONDS = 2.0  # how long ranks wait for each other to fail too
-_FORWARDED = 0.5  # how long a launcher gets to forward what a rank has printed: an abort makes it drop the rest
+_TAG = 32767  # the highest tag that every MPI supports; commands send no other point-to-point messages on COMM_WORLD
+_SECONDS = 2.0  # how long a failed rank waits for the others to fail too
+_FORWARDED = 0.5  # seconds for the launcher to forward a rank's output, which an abort would discard
 
 
 def end(error: Exception) -> NoReturn:
-    """Exit because of ``error``: 2 for bad arguments, 1 for all else.
+    """Print ``error`` and exit: with status 2 for bad arguments, 1 for all other errors.
 
-    Arguments are the same on all ranks, so that rank 0 alone speaks of bad ones. If all ranks fail within some seconds, each
-    different text is printed once. If some do not, they would wait for the others for ever: the run is aborted.
+    All ranks get the same arguments, so only rank 0 prints errors in them. If all ranks fail within a few seconds, each distinct message is
+    printed once. If some ranks do not fail, they would wait for the failed ones forever, so the run is aborted.
 
     Raises
     ------
@@ -38,7 +38,7 @@ def end(error: Exception) -> NoReturn:
     text = _described(error)
     comm = _world_of_several()
     if comm is None:
-        if launched_rank() == 0 or not isinstance(error, LauncherError | MPIUnavailableError):  # which all processes meet alike
+        if launched_rank() == 0 or not isinstance(error, LauncherError | MPIUnavailableError):  # these are the same on all processes
             click.echo(text, err=True)
     else:
         _end_together(comm, text)
@@ -60,7 +60,7 @@ def _described(error: Exception) -> str:
         return f"Error: {_one_line(getattr(error, 'at_command_line', None) or str(error))}"
     if isinstance(error, OSError):
         return f"Error: {_one_line(_os_error(error))}"
-    return "".join(traceback.format_exception(error)) + "Error: this is a defect of sparseallreduce; please report it with the lines above"
+    return "".join(traceback.format_exception(error)) + "Error: this is a bug in sparseallreduce; please report it with the lines above"
 
 
 def _os_error(error: OSError) -> str:
@@ -74,7 +74,7 @@ def _one_line(text: str) -> str:
 
 
 def _world_of_several() -> Any:
-    """``COMM_WORLD``, if this command has come to use MPI and has more than one rank; else None."""
+    """Return ``COMM_WORLD`` if this command has initialised MPI and there are several ranks, else None."""
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized() or mpi.COMM_WORLD.size == 1:
         return None
@@ -82,7 +82,7 @@ def _world_of_several() -> Any:
 
 
 def _end_together(comm: Any, text: str) -> None:
-    """Return once every rank of ``comm`` has got here and each different text is printed; abort if that takes too long."""
+    """Return once every rank of ``comm`` is here and each distinct message is printed; abort after a timeout."""
     deadline = time.monotonic() + _SECONDS
     texts = {comm.rank: text}
     if comm.rank == 0:
@@ -112,7 +112,7 @@ def _end_together(comm: Any, text: str) -> None:
 
 
 def _gathered(texts: dict[int, str], ranks: int) -> list[str]:
-    """Each different text once, with the ranks that it comes from unless it comes from all."""
+    """Return each distinct text once, preceded by its ranks unless it is the same on all."""
     sources: dict[str, list[int]] = {}
     for rank, text in sorted(texts.items()):
         sources.setdefault(text, []).append(rank)

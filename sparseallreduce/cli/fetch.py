@@ -1,4 +1,4 @@
-"""`sparseallreduce fetch`: data sets of the LIBSVM collection, fetched, checked and converted."""
+"""`sparseallreduce fetch`: download, check and convert data sets of the LIBSVM collection."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def _checksums(context: click.Context, parameter: click.Parameter, given: tuple[
 @click.option(
     "--cache",
     type=click.Path(file_okay=False, path_type=Path),
-    help=f"Folder to keep the files in; by default ${CACHE_VARIABLE}, or the user's cache.",
+    help=f"Folder for the files; by default ${CACHE_VARIABLE}, or the user's cache.",
 )
-@click.option("--mirror", default=COLLECTION, show_default=True, help="Address of the files.")
+@click.option("--mirror", default=COLLECTION, show_default=True, help="URL of the folder with the files.")
 @click.option(
     "--checksum", "checksums", multiple=True, callback=_checksums, metavar="FILE=HEX", help="SHA-256 of a file, or MD5 as FILE=md5:HEX."
 )
 @click.option("--convert/--no-convert", "binary", default=True, help="Whether to convert to the binary format.  [default: convert]")
 def fetch(name: str, cache: Path | None, mirror: str, checksums: dict[str, str], binary: bool) -> None:
-    """Fetch a data set of the LIBSVM collection, and print its path: the training set, and the test set if there is one.
+    """Fetch a data set of the LIBSVM collection, and print the paths of the training set and, if there is one, of the test set.
 
-    A broken transfer continues where it broke, also in a later run. Files in the cache are not fetched again. Several processes can
-    share a cache. Under mpiexec the ranks share the conversion.
+    An interrupted download continues where it stopped, also in a later run. Files in the cache are not downloaded again. Several processes
+    can share a cache. Under mpiexec the ranks share the conversion.
     """
     stop_as_interrupted()
     logging.getLogger(pooch.get_logger().name).setLevel(logging.WARNING)

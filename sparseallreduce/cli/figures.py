@@ -1,4 +1,4 @@
-"""`sparseallreduce figures`: the figures of the papers, each by one command."""
+"""`sparseallreduce figures`: reproduce the figures of the papers, each with one command."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from sparseallreduce.cli.report import check_output, environment, on_rank_0, wri
 from sparseallreduce.cli.sweep import Setting
 from sparseallreduce.runtime.communicators import world
 
-_EXPERIMENTS, _REPEATS = 5, 10  # as the thesis has them
+_EXPERIMENTS, _REPEATS = 5, 10  # as in the thesis
 
 
 @click.command()
 @click.argument("names", nargs=-1, metavar="NAME...")
-@click.option("--list", "listed", is_flag=True, help="Show the names of all figures, and end.")
-@click.option("--small", is_flag=True, help="Sizes that take seconds, to see what a figure looks like.")
-@click.option("--format", "ending", type=click.Choice(["png", "svg", "pdf"]), default="png", show_default=True, help="Of the pictures.")
+@click.option("--list", "listed", is_flag=True, help="List all figures and exit.")
+@click.option("--small", is_flag=True, help="Use small sizes that take seconds, for a preview.")
+@click.option("--format", "ending", type=click.Choice(["png", "svg", "pdf"]), default="png", show_default=True, help="Image format.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path(), show_default="here", help="Folder for the files.")
 @click.option("--seed", type=Whole(min=0), default=0, show_default=True, help="Seed of the data.")
 @click.pass_context
 def figures(context: click.Context, names: tuple[str, ...], listed: bool, small: bool, ending: str, out: Path, seed: int) -> None:
-    """Repeat figures of the papers: NAME.png and NAME.json, in the folder --out.
+    """Reproduce figures of the papers: write NAME.png and NAME.json to the folder --out.
 
-    A name is that of a paper and the number of its figure, as thesis-5.1; `thesis` stands for all figures of a paper, `all` for all that
-    there are. Under mpiexec, numbers of ranks up to those started are measured; the others are simulated, and drawn dashed. The caption
-    says so. `plot` draws the JSON again.
+    A name consists of a paper and the number of its figure, as thesis-5.1; `thesis` stands for all figures of that paper, `all` for all
+    figures. Under mpiexec, numbers of ranks up to those started are measured; larger ones are simulated, drawn dashed and mentioned in the
+    caption. `plot` draws the JSON again.
     """
     comm = world()
     if listed:
@@ -55,7 +55,7 @@ def figures(context: click.Context, names: tuple[str, ...], listed: bool, small:
 
 
 def _chosen(context: click.Context, names: Sequence[str]) -> list[str]:
-    """The names, those of a whole paper one by one."""
+    """Return the names of the chosen figures; the name of a paper stands for all its figures."""
     found: list[str] = []
     for name in names:
         some = [each for each in FIGURES if name in ("all", each, each.rpartition("-")[0])]
@@ -63,7 +63,7 @@ def _chosen(context: click.Context, names: Sequence[str]) -> list[str]:
             raise click.UsageError(f"there is no figure {name!r}: figures --list shows all", context)
         found += some
     if not found:
-        raise click.UsageError("no figure is named: give one or more, such as thesis-5.1; figures --list shows all", context)
+        raise click.UsageError("no figure given: name one or more, such as thesis-5.1; figures --list shows all", context)
     return list(dict.fromkeys(found))
 
 
@@ -73,7 +73,7 @@ def _prepare(out: Path, names: Sequence[str], ending: str) -> None:
 
 
 def _measuring(comm: Any, small: bool, seed: int) -> Any:
-    """Return the function by which figures measure or simulate their points; calling that is collective."""
+    """Return the function with which figures measure or simulate their points; calling it is collective."""
     experiments, repeats = (1, 2) if small else (_EXPERIMENTS, _REPEATS)
 
     def measure(points: Sequence[Setting], names: Sequence[str], network: Any, simulate: bool = False) -> dict[str, Any]:

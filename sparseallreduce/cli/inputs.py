@@ -1,4 +1,4 @@
-"""The options that say how files of samples are to be read."""
+"""The options that say how to read files of samples."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _GIBIBYTES = click.FloatRange(0, 2**33)
 
-_WORDS = "sparseallreduce.words"  # under which a context keeps what stands on the command line
+_WORDS = "sparseallreduce.words"  # key of the command line's words in a context's ``meta``
 
-#: A file of samples, a folder or a pattern of such, a pipe, or ``-``.
+#: A file of samples, a folder or a pattern of files, a pipe, or ``-``.
 INPUT_FILE = click.Path(path_type=Path, allow_dash=True)
 
 
 class SamplesCommand(click.Command):
-    """A command that takes :func:`samples_argument`."""
+    """A command with :func:`samples_argument`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[_WORDS] = list(args)
@@ -47,10 +47,10 @@ class SamplesCommand(click.Command):
 
 
 def samples_argument(name: str, metavar: str) -> Callable[[F], F]:
-    """Accept one name of samples, or several, which the command gets as a tuple.
+    """Return the argument for files of samples; the command gets a path, or a tuple of paths if there are several.
 
-    The shell makes several words of a pattern without quotes. Behind ``--test`` all but its first would then be training data, without
-    a word: so several names have to follow each other, and not the value of ``--test``.
+    The shell expands a pattern without quotes to several words. After ``--test`` all but the first would silently become training data. So
+    several names must follow each other, and must not follow the value of ``--test``.
     """
 
     def together(context: click.Context, parameter: click.Parameter, given: tuple[Path, ...]) -> Data:
@@ -67,21 +67,21 @@ def samples_argument(name: str, metavar: str) -> Callable[[F], F]:
 
 
 def format_options(command: F) -> F:
-    """``--format`` and ``--hash-bits``, as ``format`` and ``hash_bits``."""
+    """Add ``--format`` and ``--hash-bits``, as ``format`` and ``hash_bits``."""
     kinds = click.Choice(list(FORMATS))
-    chosen = click.option("--format", type=kinds, help="Format of the samples; by default what name and first bytes of a file say.")
+    chosen = click.option("--format", type=kinds, help="Format of the samples; by default recognised by name and first bytes.")
     bits = click.option(
         "--hash-bits",
         type=Whole(1, 30),
         metavar="BITS",
-        help="Formats vw and text, and columns of too many categories: features are hashed to 2**BITS  "
-        f"[{DEFAULT_BITS}, or what the number of features says].",
+        help="Formats vw and text, and columns with too many categories: features are hashed to 2**BITS  "
+        f"[{DEFAULT_BITS}, or derived from the number of features].",
     )
     return chosen(bits(command))
 
 
-class Columns(click.ParamType):  # type: ignore[type-arg]  # of which older versions have none
-    """Names of columns with commas between them."""
+class Columns(click.ParamType):  # type: ignore[type-arg]  # generic in later versions of click
+    """Names of columns, separated by commas."""
 
     name = "columns"
 
@@ -90,7 +90,7 @@ class Columns(click.ParamType):  # type: ignore[type-arg]  # of which older vers
 
 
 class Features(Columns):
-    """A number of features, or names of columns."""
+    """A number of features, or names of columns, separated by commas."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not isinstance(value, str):
@@ -102,52 +102,52 @@ class Features(Columns):
 
 
 def target_options(command: F) -> F:
-    """``--target`` and ``--header``."""
+    """Add ``--target`` and ``--header``."""
     target = click.option(
         "--target",
         metavar="COLUMN",
-        help="Of a table: the column of labels, numbers or names of classes  [one that is called label or target; predict: as in "
+        help="Tables: the column of labels, which are numbers or names of classes  [the one named label or target; predict: as in "
         "training].",
     )
     header = click.option(
         "--header",
         type=click.Choice(HEADERS),
         default=AUTO,
-        help="Whether the first line of CSV names the columns; without they are 1, 2, ...  [auto: if it has a name that is given, or no "
-        "number and no empty field].",
+        help="Whether the first line of CSV names the columns; otherwise they are named 1, 2, ...  [auto: yes if it contains a given name, "
+        "or neither numbers nor empty fields].",
     )
     return target(header(command))
 
 
 def table_options(command: F) -> F:
-    """``--target``, ``--header``, ``--features``, ``--drop``, ``--categorical`` and ``--max-categories``, for :func:`table_arguments`."""
+    """Add ``--target``, ``--header``, ``--features``, ``--drop``, ``--categorical`` and ``--max-categories``."""
     features = click.option(
         "--features",
         type=Features(),
         metavar="N|COLUMN,...",
-        help="Of a table: the columns that become features  [all but the target]. Of others: dimension N  [that of the file, or the "
+        help="Tables: the columns that become features  [all but the target]. Other formats: dimension N  [that of the file, or the "
         "highest index].",
     )
-    drop = click.option("--drop", type=Columns(), default=(), metavar="COLUMN,...", help="Of a table: columns that become no features.")
+    drop = click.option("--drop", type=Columns(), default=(), metavar="COLUMN,...", help="Tables: columns to ignore.")
     categorical = click.option(
         "--categorical",
         type=Columns(),
         default=(),
         metavar="COLUMN,...",
-        help="Of a table: columns of categories, though they look like numbers or dates.",
+        help="Tables: columns of categories, even if they look like numbers or dates.",
     )
     most = click.option(
         "--max-categories",
         type=Whole(min=0),
         default=MOST_CATEGORIES,
         metavar="COUNT",
-        help=f"Of a table: a column of more categories is hashed, to 2**--hash-bits features  [{MOST_CATEGORIES:,}].",
+        help=f"Tables: a column with more categories is hashed to 2**--hash-bits features  [{MOST_CATEGORIES:,}].",
     )
     return target_options(features(drop(categorical(most(command)))))
 
 
 def table_arguments(chosen: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of reading that these options stand for, the number of features among them."""
+    """Return the reader's arguments for these options, including the number of features."""
     features, target = chosen["features"], chosen["target"]
     count = features if isinstance(features, int) and target is None else None
     names = None if features is None or count is not None else (str(features),) if isinstance(features, int) else features
@@ -156,33 +156,33 @@ def table_arguments(chosen: dict[str, Any]) -> dict[str, Any]:
 
 
 def zero_based_option(default: str | None, shown: str) -> Callable[[F], F]:
-    """``--zero-based``, as ``zero_based``."""
-    said = f"Whether indices of svmlight text count from 0; auto: if there is an index 0  [{shown}]."
-    return click.option("--zero-based", type=click.Choice(BASES), default=default, help=said)
+    """Return the option ``--zero-based``, as ``zero_based``."""
+    text = f"Whether indices of svmlight text start at 0; auto: yes if there is an index 0  [{shown}]."
+    return click.option("--zero-based", type=click.Choice(BASES), default=default, help=text)
 
 
 def cache_options(command: F) -> F:
-    """``--cache-dir``, ``--cache-size`` and ``--cache-memory``, for :func:`data_cache`."""
+    """Add ``--cache-dir``, ``--cache-size`` and ``--cache-memory``, for :func:`data_cache`."""
     folder = click.option(
         "--cache-dir",
         type=click.Path(file_okay=False, path_type=Path),
         metavar="FOLDER",
-        help="Folder on a local disk, in which what is read of DATA is kept for later runs: for files on a slow store. Runs may share it.",
+        help="Folder on a local disk that keeps what is read from DATA for later runs, if DATA is slow to read. Runs may share it.",
     )
-    size = click.option("--cache-size", type=_GIBIBYTES, default=64.0, show_default=True, metavar="GIB", help="Most of it there.")
+    size = click.option("--cache-size", type=_GIBIBYTES, default=64.0, show_default=True, metavar="GIB", help="Limit of the cache on disk.")
     memory = click.option(
-        "--cache-memory", type=_GIBIBYTES, default=0.0, show_default=True, metavar="GIB", help="Most of it in memory, while runs last."
+        "--cache-memory", type=_GIBIBYTES, default=0.0, show_default=True, metavar="GIB", help="Limit of the cache in memory, during a run."
     )
     return folder(size(memory(command)))
 
 
 def data_cache(chosen: dict[str, Any]) -> DataCache | None:
-    """The cache that these options describe."""
+    """Return the cache that these options describe, None without ``--cache-dir``."""
     folder, size, memory = chosen["cache_dir"], chosen["cache_size"], chosen["cache_memory"]
     return None if folder is None else DataCache(folder, disk_bytes=int(size * 2**30), memory_bytes=int(memory * 2**30))
 
 
 def both_standard_input(*several: Data | None) -> bool:
-    """Whether more than one of the files is the standard input, which can be read once."""
+    """Return True if the standard input, which can be read only once, is named more than once."""
     names = [name for data in several if data is not None for name in ([data] if isinstance(data, str | os.PathLike) else data)]
     return sum(str(name) == STANDARD_INPUT for name in names) > 1

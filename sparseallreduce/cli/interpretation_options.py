@@ -1,4 +1,4 @@
-"""What `weights` and `explain` have in common: names of features, tables of numbers, JSON and CSV."""
+"""What `weights` and `explain` share: names of features, tables of numbers, JSON and CSV."""
 
 from __future__ import annotations
 
@@ -35,33 +35,33 @@ __all__ = [
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: Stands for the terminal where a file may be named.
+#: Stands for the terminal in options that take a file.
 STANDARD_OUTPUT = "-"
-_LONGEST = 36  # characters of a name in a table, so that no line of it is longer than 80
+_LONGEST = 36  # characters of a name in a table, so that lines have at most 80
 
 
 def display_options(command: F) -> F:
-    """``--class``, ``--names``, ``--json`` and ``--csv``, as ``label``, ``names``, ``json_path`` and ``csv_path``."""
-    of_class = click.option("--class", "label", metavar="LABEL", help="Of the score of this class, rather than the usual one.")
+    """Add ``--class``, ``--names``, ``--json`` and ``--csv``, as ``label``, ``names``, ``json_path`` and ``csv_path``."""
+    of_class = click.option("--class", "label", metavar="LABEL", help="Use the score of this class instead of the default one.")
     names = click.option(
         "--names",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help="Dictionary of hashed features, as `train --names` or `vw --invert_hash` write it.",
+        help="Dictionary of hashed features, written by `train --names` or `vw --invert_hash`.",
     )
     both: dict[str, Any] = {"type": OUTPUT_FILE, "is_flag": False, "flag_value": STANDARD_OUTPUT, "metavar": "[FILE]"}
-    as_json = click.option("--json", "json_path", **both, help="JSON, to a file or, without its name, the terminal, in place of the table.")
-    as_csv = click.option("--csv", "csv_path", **both, help="CSV, likewise.")
+    as_json = click.option("--json", "json_path", **both, help="Write JSON to FILE, or without FILE to the terminal instead of the table.")
+    as_csv = click.option("--csv", "csv_path", **both, help="Write CSV, in the same way.")
     return of_class(names(as_json(as_csv(command))))
 
 
 def names_option(command: F) -> F:
-    """``--names``, as ``names``, for :func:`write_dictionary`."""
-    said = "File for a dictionary of hashed features (formats vw and text), for `weights --names`. Reads DATA once more."
-    return click.option("--names", type=OUTPUT_FILE, help=said)(command)
+    """Add ``--names``, as ``names``, for :func:`write_dictionary`."""
+    text = "File for a dictionary of hashed features (formats vw and text), for `weights --names`. Reads DATA once more."
+    return click.option("--names", type=OUTPUT_FILE, help=text)(command)
 
 
 def write_dictionary(path: Path, data: Data, comm: Any, features: int, chosen: dict[str, Any]) -> str:
-    """Write the names of the hashed features of files, read as is chosen, on rank 0, and return a line about it; collective."""
+    """Write the names of hashed features to a file on rank 0, and return a line about it; collective."""
     columns = table_arguments(chosen)
     del columns["n_features"]
     names = feature_names(data, comm, features, Reading(chosen["format"], table=table_reading(**columns)))
@@ -70,7 +70,7 @@ def write_dictionary(path: Path, data: Data, comm: Any, features: int, chosen: d
 
 
 class Names:
-    """The names of features by index, from a dictionary file if one is given, else from the model."""
+    """The names of features by index: from a dictionary file if one is given, else from the model."""
 
     def __init__(self, model: FittedModel, path: Path | None) -> None:
         self._model = model
@@ -81,7 +81,7 @@ class Names:
 
 
 def chosen_class(model: FittedModel, label: str | None) -> int | None:
-    """Return the number of the class of this label, None for none; raise UsageError if the model has no such class."""
+    """Return the number of the class with this label, None for None; raise UsageError if the model has no such class."""
     try:
         return None if label is None else class_number(model, label)
     except ValueError as error:
@@ -89,12 +89,12 @@ def chosen_class(model: FittedModel, label: str | None) -> int | None:
 
 
 def label_of(model: FittedModel, number: int) -> str:
-    """Return how a class is written."""
+    """Return the label of a class as text."""
     return shown_label(model.classes.tolist()[number])
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Return lines of columns: text to the left and shortened, numbers to the right with six digits."""
+    """Return a table as text: columns of text are left-aligned and shortened, numbers right-aligned with six digits."""
     cells = [list(header), *([_cell(value) for value in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     is_text = [all(isinstance(row[place], str) for row in rows) for place in range(len(header))]
@@ -113,7 +113,7 @@ def _cell(value: Any) -> str:
 
 
 def write_text(json_path: Path | None, csv_path: Path | None, found: Any, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> bool:
-    """Write what was asked for as JSON and as CSV; return whether anything went to the terminal in place of a table."""
+    """Write JSON and CSV as requested; return True if either went to the terminal, so that no table is printed."""
     check_output(*(path for path in (json_path, csv_path) if path is not None and str(path) != STANDARD_OUTPUT))
     sheet = io.StringIO(newline="")
     csv.writer(sheet, lineterminator="\n").writerows([header, *rows])

@@ -11,19 +11,19 @@ from sparseallreduce.reducers import REDUCERS
 
 __all__ = ["WORD", "lossy_density", "lossy_options", "refuse_lossless"]
 
-WORD = 4  # bytes of a value or an index, as Ok-Topk counts them
+WORD = 4  # bytes per value or index, as in the Ok-Topk paper
 
 _DENSITY = 0.01  # by default
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def lossy_options() -> Callable[[Command], Command]:
-    """The options ``--lossy``, and ``--reducers a,b|all``, passed on as a list or None."""
+    """Return a decorator that adds ``--lossy``, and ``--reducers a,b|all``, which is passed on as a list or None."""
 
     def mark(command: Command) -> Command:
         what = "Reducers that --lossy runs.  [default: all]"
         command = click.option("--reducers", metavar="A,B|all", callback=_named, help=what)(command)
-        what = "Run the reducers instead: they sum about k of N dense values."
+        what = "Run the reducers instead, which sum about k of N dense values."
         return click.option("--lossy", is_flag=True, is_eager=True, help=what)(command)
 
     return mark
@@ -33,19 +33,19 @@ def _named(context: click.Context, option: click.Parameter, text: str | None) ->
     if text is None:
         return None
     if not context.params.get("lossy"):
-        raise click.UsageError("--reducers is of --lossy: leave it out, or give --lossy too", context)
+        raise click.UsageError("--reducers is for --lossy: leave it out, or give --lossy too", context)
     names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     if names == ["all"]:
         return list(REDUCERS)
     unknown = [name for name in names if name not in REDUCERS]
     if unknown or not names:
-        what = f"unknown reducer {unknown[0]!r}" if unknown else "no reducer is named"
+        what = f"unknown reducer {unknown[0]!r}" if unknown else "no reducer given"
         raise click.BadParameter(f"{what}: give all, or some of {','.join(REDUCERS)}", context, option)
     return names
 
 
 def lossy_density(density: float | None) -> float:
-    """The density that was given, or that by default.
+    """Return the given density, or the default.
 
     Raises
     ------
@@ -58,7 +58,7 @@ def lossy_density(density: float | None) -> float:
 
 
 def refuse_lossless(context: click.Context, options: Mapping[str, str], dtype: str) -> None:
-    """Refuse options, by their parameters' names, that mean nothing to reducers, and dtypes that they do not take.
+    """Raise an error for options (by their parameters' names) and dtypes that do not apply to reducers.
 
     Raises
     ------
@@ -66,6 +66,6 @@ def refuse_lossless(context: click.Context, options: Mapping[str, str], dtype: s
     """
     for name, option in options.items():
         if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
-            raise click.UsageError(f"{option} is of the lossless algorithms: leave it out, or leave out --lossy")
+            raise click.UsageError(f"{option} is for the lossless algorithms: leave it out, or leave out --lossy")
     if dtype not in ("float32", "float64"):
-        raise click.UsageError(f"reducers take float32 and float64, not {dtype}: give --dtype float32 or float64")
+        raise click.UsageError(f"reducers support float32 and float64, not {dtype}: give --dtype float32 or float64")

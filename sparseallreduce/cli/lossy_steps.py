@@ -1,4 +1,4 @@
-"""Steps of error feedback on synthetic gradients, timed and checked: what `sparseallreduce bench --lossy` reports."""
+"""Timed and checked steps of error feedback on synthetic gradients, for `sparseallreduce bench --lossy`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ __all__ = ["LossySetting", "MeasuredReducer", "measure"]
 
 Array = NDArray[Any]
 
-_SHIFT = 613  # positions that the gradient of a step lies beside that of the step before
-_TURNS = 101  # steps until the gradients come again
+_SHIFT = 613  # offset in positions between the gradients of successive steps
+_PERIOD = 101  # steps until the gradients repeat
 
 
 class LossySetting(NamedTuple):
-    """What is measured."""
+    """The setting of a benchmark of reducers."""
 
     size: int
     density: float
@@ -39,35 +39,35 @@ class LossySetting(NamedTuple):
 
     @property
     def k(self) -> int:
-        """How many values to sum."""
+        """The number of values to sum."""
         return min(self.size, max(1, entries_of(self.size, self.density)))
 
 
 @dataclass
 class MeasuredReducer:
-    """What a reducer came to; the same on all ranks."""
+    """The measurements of one reducer; the same on all ranks."""
 
-    seconds: list[list[float]] = field(default_factory=list)  # by experiment and repeat, each of the slowest rank
-    select_seconds: list[list[float]] = field(default_factory=list)  # of these, likewise
-    bytes_sent: Any = 0  # by rank, over the steps that were checked
-    header_bytes: Any = 0  # of these
+    seconds: list[list[float]] = field(default_factory=list)  # by experiment and repeat, on the slowest rank
+    select_seconds: list[list[float]] = field(default_factory=list)  # the part of these spent in selection
+    bytes_sent: Any = 0  # per rank, over the checked steps
+    header_bytes: Any = 0  # the part of bytes_sent in headers
     messages: Any = 0
-    contributed: float = 0.0  # entries of a rank that were in the sum, over these steps and the ranks
-    entries: float = 0.0  # of the sum, over these steps
+    contributed: float = 0.0  # entries per rank that were included in the sum, over the checked steps
+    entries: float = 0.0  # entries of the sum, over the checked steps
     faults: list[str] = field(default_factory=list)
 
 
 def measure(
     setting: LossySetting, names: list[str], comm: Any, on_step: Callable[[], object] = lambda: None, xp: Any = None
 ) -> tuple[list[float], list[float], dict[str, MeasuredReducer]]:
-    """Run the experiments; collective over ``comm``. With ``xp``, which is CuPy, gradients and residuals lie on the device.
+    """Run the experiments; collective over ``comm``. With ``xp``, which is CuPy, gradients and residuals are on the device.
 
     Returns
     -------
     copies, dense : list of float
-        Seconds of a copy of N values on one rank, where gradients lie, and of their allreduce by MPI, on the host, on the slowest.
+        Seconds for copying N values on one rank, where the gradients are, and for MPI's allreduce of them on the host, on the slowest rank.
     measured : dict
-        Of every reducer in ``names``.
+        The measurements of each reducer in ``names``.
     """
     arrays = _Arrays(setting, comm, xp)
     feedbacks = {name: ErrorFeedback(REDUCERS[name](setting.size, setting.k), setting.dtype) for name in names}
@@ -76,7 +76,7 @@ def measure(
     dense: list[float] = []
     for experiment in range(setting.experiments):
         arrays.draw(experiment)
-        timed(arrays.reduce, comm)  # the first one takes longer
+        timed(arrays.reduce, comm)  # a warm-up: the first call takes longer
         on_step()
         for _ in range(setting.repeats):
             copies.append(timed_alone(arrays.copy, comm))
@@ -100,38 +100,38 @@ def measure(
 
 
 class _Arrays:
-    """What this rank puts in: gradients, and the residual that it starts with."""
+    """This rank's input: its gradients and its initial residual."""
 
     def __init__(self, setting: LossySetting, comm: Any, xp: Any = None) -> None:
         self.setting = setting
         self.comm = comm
         self._xp = xp
         self._noise = np.empty(0, setting.dtype)
-        self._given: Any = self._noise  # the same where gradients lie
+        self._given: Any = self._noise  # the same values where the gradients are
         self._total = np.empty(setting.size, setting.dtype)
         self._copied: Any = self._total if xp is None else xp.empty(setting.size, setting.dtype)
 
     def draw(self, experiment: int) -> None:
-        """Make the gradients of an experiment: standard normal values."""
+        """Draw the gradients of an experiment: standard normal values."""
         rng = np.random.default_rng((self.setting.seed, experiment, self.comm.rank))
-        self._noise = draw_values(rng, self.setting.size + _SHIFT * (_TURNS - 1), self.setting.dtype)
+        self._noise = draw_values(rng, self.setting.size + _SHIFT * (_PERIOD - 1), self.setting.dtype)
         self._given = self._noise if self._xp is None else self._xp.asarray(self._noise)
 
     def gradient(self, step: int) -> Any:
-        """That of a step: the values of the others, but elsewhere, at the cost of drawing them once."""
-        start = _SHIFT * (step % _TURNS)
+        """Return the gradient of a step: the values drawn before, at shifted positions, which saves drawing them again."""
+        start = _SHIFT * (step % _PERIOD)
         return self._given[start : start + self.setting.size]
 
     def finish(self) -> None:
-        """Wait until the device has nothing more to do, if there is one."""
+        """Wait until the device, if there is one, is idle."""
         if self._xp is not None:
             self._xp.cuda.Device().synchronize()
 
     def residual(self) -> Array:
-        """A residual as after very many steps, so that as many values come to be chosen as go on waiting.
+        """Return a residual as after very many steps, for which about as many values are selected in a step as in any later one.
 
-        Each value is a random walk of unit variance a step, which starts anew from zero when it is chosen, beyond +-T. Its stationary
-        distribution is a triangle over that range, and it is chosen every T**2 steps: so T is 1 / sqrt(density).
+        Each value is a random walk with unit variance per step, which restarts from zero when it is selected, beyond +-T. Its stationary
+        distribution is a triangle over that range, and it is selected every T**2 steps, so T is 1 / sqrt(density).
         """
         rng = np.random.default_rng((self.setting.seed, self.comm.rank))
         dtype = np.float64 if self.setting.dtype == "float64" else np.float32
@@ -141,19 +141,19 @@ class _Arrays:
         return triangle
 
     def copy(self) -> None:
-        """What everything is compared with: read N values, and write N."""
+        """Read and write N values, as the reference of the timings."""
         self._copied[:] = self.gradient(0)
         self.finish()
 
     def reduce(self) -> None:
-        """The dense sum by MPI, on the host; for a process alone, a copy there."""
+        """Compute the dense sum by MPI on the host; a copy if there is only one process."""
         if self.comm.size == 1:
             np.copyto(self._total, self._noise[: self.setting.size])
         else:
             self.comm.Allreduce(self._noise[: self.setting.size], self._total)
 
     def summed(self, array: Array) -> Array:
-        """The dense sum of arrays, on every rank."""
+        """Return the dense sum of arrays, on every rank."""
         total = array.copy()
         if self.comm.size > 1:
             self.comm.Allreduce(array, total)
@@ -161,7 +161,7 @@ class _Arrays:
 
 
 def _check(feedback: ErrorFeedback, arrays: _Arrays, comm: Any, measured: MeasuredReducer) -> None:
-    """A step that is not timed: whether all ranks have the same bits, whether nothing is lost, and what was sent."""
+    """Run an untimed step: check that all ranks have identical bits and that nothing is lost, and record what was sent."""
     gradient = arrays.gradient(0)
     before = as_host(feedback.residual) + as_host(gradient)
     with sar.trace() as traffic:
@@ -172,13 +172,13 @@ def _check(feedback: ErrorFeedback, arrays: _Arrays, comm: Any, measured: Measur
     ours = (checksum(update), traffic.bytes_sent, traffic.header_bytes, traffic.messages, given)
     checksums, *columns, contributed = zip(*gather(comm, ours))
     if len(set(checksums)) > 1:
-        measured.faults.append("the ranks hold different bits")
-    # What has left the residuals is what came to the weights, P times over, since those get the mean.
+        measured.faults.append("the ranks have different results")
+    # The update is the mean over the P ranks of what has left their residuals.
     left = arrays.summed(before - after) / before.dtype.type(ranks)
     magnitude = arrays.summed(np.abs(before) + np.abs(after)) / before.dtype.type(ranks)
     deviation = max(gather(comm, largest_deviation(update, left, magnitude, ranks, SUM)))
     if deviation > 1:
-        measured.faults.append(f"residuals and update are off by {deviation:.3g} times what rounding explains")
+        measured.faults.append(f"the error of residuals and update is {deviation:.3g} times the rounding bound")
     for name, column in zip(("bytes_sent", "header_bytes", "messages"), columns):
         setattr(measured, name, getattr(measured, name) + np.array(column))
     measured.contributed += sum(contributed) / ranks
@@ -186,7 +186,7 @@ def _check(feedback: ErrorFeedback, arrays: _Arrays, comm: Any, measured: Measur
 
 
 def _timed_step(feedback: ErrorFeedback, arrays: _Arrays, step: int) -> tuple[float, float]:
-    """Seconds of a step on this rank, and those of selection among them."""
+    """Return the seconds of a step on this rank, and the part of them spent in selection."""
     gradient, comm, non_blocking = arrays.gradient(step), arrays.comm, arrays.setting.non_blocking
 
     def call() -> sar.SparseStream:

@@ -1,4 +1,4 @@
-"""The option `--metrics`, and how figures are shown and written."""
+"""The option `--metrics`, and functions that format metrics."""
 
 from __future__ import annotations
 
@@ -15,44 +15,44 @@ __all__ = ["ALL", "asked_metrics", "metrics_lines", "metrics_option", "metrics_r
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: What stands for all metrics that a model has.
+#: Stands for all metrics of a model.
 ALL = "all"
 
-_WIDE = 12  # classes whose confusion matrix a terminal has room for
+_WIDE = 12  # classes, the most whose confusion matrix fits a terminal
 
 
 class MetricNames(click.ParamType):  # type: ignore[type-arg]  # generic in later versions of click
-    """Names of metrics with commas between them, or "all"; the command gets a tuple."""
+    """Names of metrics separated by commas, or "all"; the command gets a tuple."""
 
     name = "NAME,NAME"
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> tuple[str, ...]:
         names = tuple(name.strip() for name in value.split(",") if name.strip()) if isinstance(value, str) else tuple(value)
         if not names:
-            self.fail(f"no metric is named: take all, or some of {', '.join(METRICS)}", parameter, context)
+            self.fail(f"no metric given: use all, or some of {', '.join(METRICS)}", parameter, context)
         for name in names:
             if name != ALL and (name not in METRICS or name == "top_K_accuracy") and not TOP.fullmatch(name):
-                listed = f"take all, or some of {', '.join(METRICS)}, with a number for K"
+                listed = f"use all, or some of {', '.join(METRICS)}, with a number for K"
                 self.fail(f"there is no metric {name!r}: {listed}", parameter, context)
         return names
 
 
 def metrics_option(of: str) -> Callable[[F], F]:
-    """``--metrics``, as ``metrics``."""
+    """Return the option ``--metrics``, as ``metrics``."""
     return click.option(
         "--metrics",
         type=MetricNames(),
-        help=f"Metrics of {of} to show, with commas between them, or all: {', '.join(METRICS)}. --json has all of them without this.",
+        help=f"Metrics of {of} to show, separated by commas, or all: {', '.join(METRICS)}. --json contains all of them by default.",
     )
 
 
 def asked_metrics(model: FittedModel, asked: Sequence[str] | None) -> list[str]:
-    """Return the names of the metrics to be measured: all that the model has, where they are not said.
+    """Return the names of the metrics to measure; by default all that the model has.
 
     Raises
     ------
     click.UsageError
-        If the model has none such.
+        If the model does not have a metric.
     """
     try:
         return chosen_metrics(model, None if asked in (None, (ALL,)) else asked)
@@ -61,7 +61,7 @@ def asked_metrics(model: FittedModel, asked: Sequence[str] | None) -> list[str]:
 
 
 def metrics_lines(found: Mapping[str, Any], model: FittedModel) -> str:
-    """Return figures as lines of a name and a number, the confusion matrix below them."""
+    """Return metrics as lines of a name and a value, followed by the confusion matrix."""
     width = max(map(len, found), default=0)
     lines = [f"{name:{width}}  {_shown(value)}" for name, value in found.items() if name != "confusion_matrix"]
     if "confusion_matrix" in found:
@@ -70,7 +70,7 @@ def metrics_lines(found: Mapping[str, Any], model: FittedModel) -> str:
 
 
 def metrics_record(found: Mapping[str, Any], model: FittedModel) -> dict[str, Any]:
-    """Return figures for --json, the labels of the confusion matrix's rows with them."""
+    """Return metrics for --json, with the labels of the confusion matrix's rows."""
     labels = {"labels": model.classes.tolist()} if "confusion_matrix" in found else {}
     return dict(found) | labels
 

@@ -1,4 +1,4 @@
-"""What the library has measured of a network, and what it concludes from that."""
+"""What the library has measured of a network, and the algorithms it chooses for it."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ __all__ = ["Taken", "machine_of", "capacity_of", "taken_by_auto"]
 
 
 class Taken(NamedTuple):
-    """What "auto" takes."""
+    """The algorithm that "auto" chooses."""
 
     algorithm: str
-    shared: bool = False  # in memory that the ranks share
+    shared: bool = False  # whether it uses shared memory
 
     def __str__(self) -> str:
         return self.algorithm + " in shared memory" * self.shared
 
 
 def machine_of(comm: Any) -> Machine | None:
-    """The constants measured on ``comm`` by its first operation, which this may be; None if it has one rank. Collective."""
+    """Return the constants measured on ``comm``, measuring them if necessary; None if it has one rank. Collective."""
     return None if comm.size == 1 else measured(comm)
 
 
 def capacity_of(comm: Any) -> int:
-    """Bytes of the streams that the ranks can add up in memory that they share; 0 if they share none. Collective."""
+    """Return the size in bytes of streams that the ranks can reduce in shared memory, 0 if they share none. Collective."""
     return 0 if comm.size == 1 else shared_capacity(comm)
 
 
@@ -50,10 +50,11 @@ def taken_by_auto(
     hosts: Hosts | None = None,
     on_device: bool = False,
 ) -> Taken:
-    """The algorithm that "auto" takes for plain streams of ``entries`` on each of ``ranks``; short ones of a real network are gathered.
+    """Return the algorithm that "auto" chooses for plain streams with ``entries`` entries on each of ``ranks`` ranks.
 
-    Ranks that block take MPI's dense sum, an allgather along with the agreement, or what they can do in shared memory with
-    a ``capacity`` of so many bytes, as soon as they expect to; with streams ``on_device`` they do none of this.
+    On a real network short streams are gathered along with the agreement. In blocking operations ``auto`` may also choose MPI's dense
+    allreduce, an allgather along with the agreement, or a reduction in shared memory with a ``capacity`` of so many bytes; with streams
+    ``on_device`` it chooses none of these.
     """
     reduction = Reduction(op)
     stream = SparseStream._sparse_form(np.empty(entries, index_dtype(size)), np.empty(entries, dtype), size)

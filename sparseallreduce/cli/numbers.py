@@ -1,4 +1,4 @@
-"""Whole numbers as people write them at a command line: 1000000, 1_000_000 and 1e6 are the same."""
+"""Whole numbers as people write them on a command line: 1000000, 1_000_000 and 1e6 are the same."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import click
 
 __all__ = ["Whole", "whole_number"]
 
-_LONGEST = 20  # decimal places before the point, so that 1e999999 is no number of a billion digits
+_LONGEST = 20  # digits before the decimal point, so that 1e999999 is rejected early
 
 
 def whole_number(text: str) -> int | None:
-    """Return the whole number that a text says, None if it says none.
+    """Return the whole number that a text stands for, None if it is not one.
 
     >>> whole_number("1e6"), whole_number("1_000"), whole_number("2.5e3"), whole_number("2.5")
     (1000000, 1000, 2500, None)
@@ -28,7 +28,7 @@ def whole_number(text: str) -> int | None:
 
 
 class Whole(click.IntRange):
-    """A whole number from ``min`` to ``max``, which may have an exponent."""
+    """A whole number between ``min`` and ``max``, which may be written with an exponent."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = whole_number(value) if isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""`sparseallreduce plot`: pictures of what the other commands have written with `--json`."""
+"""`sparseallreduce plot`: draw the reports that the other commands write with `--json`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sparseallreduce.runtime.launchers import launched_rank
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_LONGEST_REPORT = 1 << 28  # bytes: with --densities a step takes some fifty
+_LONGEST_REPORT = 1 << 28  # bytes: with --densities each step takes about fifty
 
 Run = dict[str, Any]
 
@@ -31,12 +31,12 @@ Run = dict[str, Any]
 @click.argument("results", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RESULT.json...")
 @click.argument("out", type=OUTPUT_FILE, metavar="OUT.png")
 def plot(results: tuple[Path, ...], out: Path) -> None:
-    """Draw the reports of `train --json`, `bench --json` or `simulate --json` into OUT.png, or .pdf, .svg, and what else matplotlib writes.
+    """Draw reports of `train`, `bench`, `simulate` and `figures` into OUT.png, or .pdf, .svg and other formats of matplotlib.
 
-    Training runs: losses and accuracies of training and test samples against epochs, time and bytes, seconds an epoch by phase, the density
-    of the sums, and what a search has found. Benchmarks and simulations: time and bytes of every algorithm. Sweeps, and three simulations
-    or more: time against density, ranks and dimension, with what the cost model expects, bytes against density, what auto takes, and how
-    sums fill in. The names of the files are those of the runs.
+    Training runs: losses and accuracies of training and test samples over epochs, time and bytes, seconds per epoch by phase, density of
+    the sums, and the results of a search. Benchmarks and simulations: time and bytes of every algorithm. Sweeps, and three or more
+    simulations: time over density, ranks and dimension with the predictions of the cost model, bytes over density, the choices of auto, and
+    the fill-in of sums. The runs are named after their files.
     """
     if launched_rank() > 0:
         return
@@ -44,7 +44,7 @@ def plot(results: tuple[Path, ...], out: Path) -> None:
     runs = _named(results, [_report(path) for path in results])
     commands = {run["command"] for run in runs.values()}
     if len(commands) > 1:
-        raise click.ClickException(f"reports of {' and '.join(sorted(commands))} have no picture in common: plot them apart")
+        raise click.ClickException(f"reports of {' and '.join(sorted(commands))} cannot be drawn in one picture: plot them separately")
     figure = _figure(_DRAWINGS[commands.pop()], dict(zip(runs, results)), runs)
     try:
         with atomic_file(out) as file:
@@ -55,28 +55,28 @@ def plot(results: tuple[Path, ...], out: Path) -> None:
 
 
 def _report(path: Path) -> Run:
-    """The report in a file, if this command can draw it."""
+    """Return the report in a file; raise ClickException if this command cannot draw it."""
     try:
         report = read_json(path, _LONGEST_REPORT)
     except OSError as error:
         raise click.ClickException(f"cannot read {path}: {error.strerror or error}") from None
     except Damaged as fault:
-        raise click.ClickException(f"{path} is no report: {fault}; give what train --json or bench --json has written") from None
+        raise click.ClickException(f"{path} is no report: {fault}; give a file written by train --json or bench --json") from None
     if not isinstance(report, dict) or not {"schema", "command"} <= report.keys():
-        raise click.ClickException(f"{path} is not a report of sparseallreduce: give what train --json or bench --json has written")
+        raise click.ClickException(f"{path} is not a report of sparseallreduce: give a file written by train --json or bench --json")
     if report["schema"] != SCHEMA:
-        raise click.ClickException(f"{path} has schema {report['schema']}, this version draws {SCHEMA}: write it again")
+        raise click.ClickException(f"{path} has schema {report['schema']}, but this version draws {SCHEMA}: write it again")
     if report["command"] not in _DRAWINGS:
         raise click.ClickException(f"{path} is a report of {report['command']}: only those of {_KINDS} can be drawn")
     swept = _found(report, "results.points") is not None
     missing = [name for name in _NEEDED["sweep" if swept else report["command"]] if not _found(report, name)]
     if missing:
-        raise click.ClickException(f"{path} is damaged: there is nothing in its {missing[0]!r}")
+        raise click.ClickException(f"{path} is damaged: {missing[0]!r} is missing or empty")
     return report
 
 
 def _found(report: Run, name: str) -> Any:
-    """What stands at a dotted name, None if nothing does."""
+    """Return the value at a dotted name, None if there is none."""
     value: Any = report
     for part in name.split("."):
         value = value.get(part) if isinstance(value, dict) else None
@@ -84,7 +84,7 @@ def _found(report: Run, name: str) -> Any:
 
 
 def _named(paths: Sequence[Path], runs: Sequence[Run]) -> dict[str, Run]:
-    """The runs by the names of their files, with those of their folders where these are the same."""
+    """Return the runs by the names of their files; files of the same name are named with their folders."""
     stems = Counter(path.stem for path in paths)
     names = [path.stem if stems[path.stem] == 1 else f"{path.parent.name}/{path.stem}" for path in paths]
     if len(set(names)) < len(names):
@@ -93,11 +93,11 @@ def _named(paths: Sequence[Path], runs: Sequence[Run]) -> dict[str, Run]:
 
 
 def _figure(make: Callable[[Mapping[str, Run]], Picture], paths: Mapping[str, Path], runs: Mapping[str, Run]) -> Figure:
-    """The picture of runs by name, whose reports are in the files of these names."""
+    """Return the figure of runs by name; ``paths`` has their files."""
     try:
         return draw(make(runs))
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
-        if len(runs) > 1:  # the first that cannot be drawn by itself is the damaged one, or else what they have in common is
+        if len(runs) > 1:  # find the damaged one: the first that cannot be drawn alone
             for name, run in runs.items():
                 _figure(make, {name: paths[name]}, {name: run})
         files = ", ".join(map(str, paths.values()))
@@ -105,7 +105,7 @@ def _figure(make: Callable[[Mapping[str, Run]], Picture], paths: Mapping[str, Pa
 
 
 def _benchmarks(runs: Mapping[str, Run]) -> Picture:
-    """The picture of a sweep, or of simulations that form one; else that of benchmarks one by one."""
+    """Return the picture of a sweep, or of simulations that form one; else that of separate benchmarks."""
     swept = any("points" in run["results"] for run in runs.values())
     simulated = len(runs) > 2 and all(run["command"] == "simulate" and "lossy" not in run["results"] for run in runs.values())
     if not swept and not (simulated and len({str(_setting(run)) for run in runs.values()}) > 2):
@@ -116,7 +116,7 @@ def _benchmarks(runs: Mapping[str, Run]) -> Picture:
 
 
 def _figures_again(runs: Mapping[str, Run]) -> Picture:
-    """The pictures of `figures`, all panels of them in one."""
+    """Return one picture with all panels of the pictures written by `figures`."""
     pictures = [run["results"]["picture"] for run in runs.values()]
     panels = [panel_of(panel) for picture in pictures for panel in picture["panels"]]
     title, caption = (" / ".join(dict.fromkeys(picture[of] for picture in pictures)) for of in ("title", "caption"))

@@ -1,4 +1,4 @@
-"""`sparseallreduce predict`: what a model file says of samples, by the ranks of mpiexec or alone."""
+"""`sparseallreduce predict`: predict the labels of samples with a model file, under mpiexec or alone."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ Array = NDArray[Any]
 @samples_argument("data", "DATA")
 @click.option("--out", type=OUTPUT_FILE, help="File for the predictions; the terminal by default.")
 @click.option("--probabilities", is_flag=True, help="Add the probability of each class (logistic models).")
-@click.option("--ignore-unknown", is_flag=True, help="Ignore features that the model does not have; without this they are an error.")
+@click.option("--ignore-unknown", is_flag=True, help="Ignore features that the model does not have, instead of reporting an error.")
 @metrics_option("the predictions, where DATA has labels")
 @click.option("--json", "json_path", type=OUTPUT_FILE, help="File for the metrics.")
 @format_options
 @zero_based_option(None, "as in the training data")
 @target_options
 @cache_options
-@device_option("Where samples are scored; gpu takes CuPy.")
+@device_option("Where samples are scored; gpu needs CuPy.")
 def predict(
     model: Path,
     data: Data,
@@ -65,13 +65,16 @@ def predict(
     device: str,
     **how: Any,
 ) -> None:
-    """Predict the samples of DATA with MODEL, a file of `train --model-out` or of an estimator.
+    """Predict the samples of DATA with MODEL, a file written by `train --model-out` or by an estimator.
 
-    DATA may be of any format that `train` takes, several files, a folder, a pattern in quotes, a pipe, or standard input (`-`). Columns
-    of a table are found by their names, and encoded as in training: what training has not seen is zero. There is
-    one line for every sample, in the order of DATA: its label, as in the training data, or the number that a linear regression predicts.
-    With --probabilities a first line names the labels, and the probabilities follow the predicted label, as in LIBSVM's predict. The
-    accuracy on the labels in DATA, if it has any, is printed besides; --metrics prints others, by the weights of samples if DATA has such.
+    DATA may have any format that `train` reads, and may be several files, a folder, a quoted pattern, a pipe, or standard input (`-`).
+    Columns of a table are found by name and encoded as in training; categories that training has not seen become zeros.
+
+    The output has one line per sample, in the order of DATA: its label, written as in the training data, or the number that a linear
+    regression predicts. With --probabilities a first line names the labels, and the probabilities follow each predicted label, as in
+    LIBSVM's predict.
+
+    If DATA has labels, the accuracy is printed too; --metrics prints other metrics, weighted by the samples' weights if DATA has them.
     """
     xp = array_module_of(device)
     comm = world()
@@ -79,7 +82,7 @@ def predict(
     agreed(comm, lambda: check_output(out, json_path) if shown else None)
     fitted = agreed(comm, lambda: load_model(model))
     if probabilities and not fitted.gives_probabilities:
-        raise click.UsageError(f"--probabilities is for logistic models, and {model} is {fitted.model!r}: leave it out")
+        raise click.UsageError(f"--probabilities is for logistic models, but {model} is {fitted.model!r}: leave it out")
     names = asked_metrics(fitted, metrics)
     with tqdm(disable=None if shown else True, leave=False, dynamic_ncols=True, desc="reading", unit="B", unit_scale=True) as bar:
         known = None if ignore_unknown else fitted.n_features
@@ -106,7 +109,7 @@ def predict(
         else:
             with atomic_file(out, "w") as file:
                 file.writelines([header, *parts])
-        click.echo(verdict.said, err=out is None)
+        click.echo(verdict.text, err=out is None)
         if metrics is not None and found is not None:
             click.echo(metrics_lines(found, fitted), err=out is None)
         if json_path is not None:
@@ -117,7 +120,7 @@ def predict(
 
 
 def gather_to_rank_0(comm: Any, value: str) -> list[str]:
-    """What every rank gives, in the order of ranks, on rank 0; nothing on the others."""
+    """Return the values of all ranks in rank order on rank 0, and an empty list on the other ranks."""
     if comm.size == 1:
         return [value]
     gather(comm, None)
@@ -126,7 +129,7 @@ def gather_to_rank_0(comm: Any, value: str) -> list[str]:
 
 
 def _scores_on_gpu(fitted: FittedModel, samples: Dataset, xp: Any, comm: Any) -> Array:
-    """The same, made on a GPU; collective."""
+    """Return the scores of the samples, computed on a GPU; collective."""
     room = room_for_samples(xp, len(same_host(gather(comm, this_place()), comm.rank)))
     weights = np.ascontiguousarray(dense_weights(fitted).T)
     descent = Descent(intercept=True, columns=None if weights.ndim == 1 else weights.shape[1])
@@ -150,9 +153,9 @@ def _lines(fitted: FittedModel, scores: Array, probabilities: bool) -> str:
 
 
 def _texts(labels: Array, in_columns: bool = False) -> list[str]:
-    """Labels or scores as text that reads back as the same: whole numbers without a fraction, text as it is.
+    """Return labels or scores as text that reads back as the same values: whole numbers without a fraction, names unchanged.
 
-    Text that a line, or a column of one, could not be told from other text by, is quoted as JSON does.
+    Names that would be ambiguous in a line, or in a column of one, are quoted as in JSON.
     """
     if labels.dtype.kind == "f":
         return [str(number).removesuffix(".0") for number in labels]
@@ -165,27 +168,27 @@ def _ambiguous(text: str, in_columns: bool) -> bool:
 
 
 class Verdict(NamedTuple):
-    """How well predictions and labels agree."""
+    """How well predictions agree with the labels."""
 
-    said: str
+    text: str
     comparable: bool  # whether all samples have labels that the model could predict
 
 
 def _verdict(fitted: FittedModel, samples: Dataset, scores: Array, comm: Any) -> Verdict:
-    """How well predictions and labels of all ranks agree; collective over ``comm``."""
+    """Return how well the predictions of all ranks agree with the labels; collective over ``comm``."""
     predicted = fitted.labels_of(scores)
-    said = f"{samples.total_samples:,} samples"
+    text = f"{samples.total_samples:,} samples"
     if any(gather(comm, bool(np.isnan(samples.labels).any()))):
-        return Verdict(f"{said}, not all of which have labels", False)
+        return Verdict(f"{text}, not all of which have labels", False)
     labels = samples.named_labels
     if len(fitted.classes) == 0:
         if samples.names is not None:
-            return Verdict(f"{said}; no error, as their labels are names and the model predicts numbers", False)
+            return Verdict(f"{text}; no error, because their labels are names and the model predicts numbers", False)
         errors = float(np.square(predicted - labels, dtype=np.float64).sum())
-        return Verdict(f"{said}, mean squared error {sum(gather(comm, errors)) / samples.total_samples:.6g}", True)
+        return Verdict(f"{text}, mean squared error {sum(gather(comm, errors)) / samples.total_samples:.6g}", True)
     comparable = fitted.classes.dtype.kind in ("biuf" if samples.names is None else "U")
     known, right = (int(np.isin(labels, fitted.classes).sum()), int((predicted == labels).sum())) if comparable else (0, 0)
     known, right = (sum(column) for column in zip(*gather(comm, (known, right))))
     if known < samples.total_samples:
-        return Verdict(f"{said}; no accuracy, as not all of their labels are among the model's", False)
-    return Verdict(f"{said}, accuracy {right / samples.total_samples:.4f} ({right:,} right)", True)
+        return Verdict(f"{text}; no accuracy, because not all of their labels are among the model's", False)
+    return Verdict(f"{text}, accuracy {right / samples.total_samples:.4f} ({right:,} right)", True)

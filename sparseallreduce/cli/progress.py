@@ -1,4 +1,4 @@
-"""Progress bars of commands: on rank 0, if somebody sees them, or where --progress says so."""
+"""Progress bars of commands: on rank 0, if the output is a terminal or --progress asks for them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _KEY = "sparseallreduce.progress"
 
 
 def progress_option() -> Callable[[Command], Command]:
-    """The option ``--progress auto|on|off``, which :func:`progress_bar` knows of; commands are not told."""
-    what = "Show progress bars. auto: if the standard error is a terminal, or under mpiexec where COLUMNS and LINES are set."
+    """Return the option ``--progress auto|on|off``, which :func:`progress_bar` evaluates; commands do not receive it."""
+    what = "Show progress bars. auto: if the standard error is a terminal, or under mpiexec if COLUMNS and LINES are set."
     kind = click.Choice(["auto", "on", "off"])
     return click.option("--progress", type=kind, default="auto", show_default=True, expose_value=False, callback=_kept, help=what)
 
@@ -30,13 +30,13 @@ def _kept(context: click.Context, option: click.Parameter, choice: str) -> str:
 
 
 def shows_progress() -> bool:
-    """Return True if this process is to show progress bars, should it be rank 0."""
+    """Return True if this process shows progress bars if it is rank 0."""
     context = click.get_current_context(silent=True)
     choice = "auto" if context is None else context.meta.get(_KEY, "auto")
     return choice == "on" or (choice == "auto" and has_terminal())
 
 
 def progress_bar(comm: Any, **options: Any) -> Any:
-    """Return a bar with these options of ``tqdm``."""
+    """Return a ``tqdm`` progress bar with these options, shown on rank 0 only."""
     shown = comm.rank == 0 and shows_progress()
     return tqdm(disable=not shown, leave=False, dynamic_ncols=columns_of_terminal() is None, ncols=columns_of_terminal(), **options)

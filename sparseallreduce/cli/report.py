@@ -1,4 +1,4 @@
-"""The JSON object that commands write: schema, command, arguments, environment, results."""
+"""The JSON reports of commands: schema, command, arguments, environment, results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OUTPUT_FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 def environment(comm: Any) -> dict[str, Any]:
-    """What the results were obtained with; collective over ``comm``, the same on all ranks."""
+    """Return the software and hardware that results were obtained with; collective over ``comm``, the same on all ranks."""
     here = (platform.node(), this_place())
     names, places = zip(*gather(comm, here))
     library = None
@@ -47,14 +47,14 @@ def environment(comm: Any) -> dict[str, Any]:
         "cpu": processor(),
         "cpus": count_cores([here[1]]),
         "ranks": comm.size,
-        "hosts": dict(Counter(label_hosts(names, places))),  # ranks on each
+        "hosts": dict(Counter(label_hosts(names, places))),  # number of ranks on each host
     }
 
 
 def write_report(
     path: Path, command: str, arguments: Mapping[str, Any], environment: Mapping[str, Any], results: Any, **further: Any
 ) -> None:
-    """Write the object to ``path``, whole or not at all; for one rank to call.
+    """Write a report to ``path`` atomically; called on one rank.
 
     Parameters
     ----------
@@ -62,13 +62,13 @@ def write_report(
     command : str
         Name of the subcommand.
     arguments : mapping
-        Its parameters; paths are written as text.
+        Parameters of the subcommand; paths are written as text.
     environment : mapping
-        Of :func:`environment`.
+        As returned by :func:`environment`.
     results
-        What JSON can express, NumPy scalars and arrays included.
+        Values that JSON can represent, NumPy scalars and arrays included.
     **further
-        Keys beside ``results``.
+        Other top-level keys of the report.
     """
     report = {
         "schema": SCHEMA,
@@ -84,7 +84,7 @@ def write_report(
 
 
 def check_output(*paths: Path | None) -> None:
-    """Find out before the work rather than after it that a result cannot be written.
+    """Check before the work that the output files can be written.
 
     Raises
     ------
@@ -93,13 +93,13 @@ def check_output(*paths: Path | None) -> None:
     for path in paths:
         if path is not None and is_special(path):  # as /dev/null
             if not os.access(path, os.W_OK):
-                raise OSError(f"cannot write {path}: it does not let itself be written to; choose another")
+                raise OSError(f"cannot write {path}: no permission to write to it; choose another")
         elif path is not None and not os.access(path.parent, os.W_OK):
-            raise OSError(f"cannot write {path}: {path.parent} is no folder that can be written to; create it or choose another")
+            raise OSError(f"cannot write {path}: {path.parent} is not a writable folder; create it or choose another")
 
 
 def on_rank_0(comm: Any, action: Callable[[], object]) -> None:
-    """Let rank 0 act, and every rank know of it: collective, and raises on all ranks what it raises there.
+    """Call ``action`` on rank 0; collective. An OSError of it is raised on all ranks.
 
     Raises
     ------
@@ -117,7 +117,7 @@ def on_rank_0(comm: Any, action: Callable[[], object]) -> None:
 
 
 def release(package: str) -> str | None:
-    """The version of an installed package, None if it is not installed; does not import it."""
+    """Return the version of an installed package without importing it, None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -125,7 +125,7 @@ def release(package: str) -> str | None:
 
 
 def processor() -> str:
-    """The model of this machine's processor."""
+    """Return the model name of this machine's processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:

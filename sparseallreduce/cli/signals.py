@@ -1,4 +1,4 @@
-"""What a command does on SIGTERM."""
+"""Handling of SIGTERM in commands."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ __all__ = ["stop_as_interrupted"]
 
 
 def stop_as_interrupted() -> None:
-    """From now on SIGTERM interrupts the command as SIGINT does, so that it takes away its unfinished files before it ends."""
+    """Let SIGTERM interrupt the command as SIGINT does, so that it removes its unfinished files before it ends."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)

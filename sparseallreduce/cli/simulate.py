@@ -1,4 +1,4 @@
-"""`sparseallreduce simulate`: every algorithm on a virtual alpha-beta network, with real data, in one process."""
+"""`sparseallreduce simulate`: run every algorithm with real data on a simulated alpha-beta network, in one process."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ _WITH_DENSE_RANKS = ("dense", "dsar_split_allgather", "dsar_early_switch", "dens
 @click.command()
 @click.option("--ranks", type=Whole(min=1), required=True, help="Number of simulated ranks, P.")
 @click.option("--size", type=Whole(min=0), required=True, help="Dimension N.")
-@click.option("--density", type=click.FloatRange(0, 1), help="Share of the N positions that each rank has: k = N * density.")
+@click.option("--density", type=click.FloatRange(0, 1), help="Fraction of the N positions that each rank has: k = N * density.")
 @algorithms_option()
-@click.option("--latency", type=click.FloatRange(min=0), default=_NETWORK.latency, show_default=True, help="Seconds a message (alpha).")
+@click.option("--latency", type=click.FloatRange(min=0), default=_NETWORK.latency, show_default=True, help="Seconds per message (alpha).")
 @click.option(
-    "--bandwidth", type=click.FloatRange(0, min_open=True), default=_NETWORK.bandwidth, show_default=True, help="Bytes a second (1 / beta)."
+    "--bandwidth", type=click.FloatRange(0, min_open=True), default=_NETWORK.bandwidth, show_default=True, help="Bytes/second (1 / beta)."
 )
 @click.option("--positions", type=click.Choice(_POSITIONS), default="uniform", show_default=True, help="Positions of the ranks' entries.")
 @click.option("--dtype", type=click.Choice([dtype.name for dtype in DTYPES]), default="float32", show_default=True)
@@ -53,15 +53,15 @@ _WITH_DENSE_RANKS = ("dense", "dsar_split_allgather", "dsar_early_switch", "dens
 @hosts_options()
 @click.option(
     "--device", type=click.Choice(["cpu", "gpu"]), default="cpu", show_default=True,
-    help="Where the ranks' streams are taken to lie; from a GPU, of which none has to be there, messages are copied to the host and back.",
+    help="Where the simulated streams are. gpu adds the copies of messages between GPU and host, and needs no GPU.",
 )
 @click.option(
     "--copy-latency", type=click.FloatRange(min=0), default=_MACHINE.alpha_to_host, show_default=True,
-    help="Seconds a copy between GPU and host.",
+    help="Seconds per copy between GPU and host.",
 )
 @click.option(
     "--copy-bandwidth", type=click.FloatRange(0, min_open=True), default=PCIE4_X16, show_default="PCI Express 4.0 x16, 3.15e10",
-    help="Bytes a second, each way.",
+    help="Bytes per second in each direction.",
 )
 @lossy_options()
 @click.option("--json", "json_path", type=OUTPUT_FILE, help="File for the results.")
@@ -69,24 +69,24 @@ _WITH_DENSE_RANKS = ("dense", "dsar_split_allgather", "dsar_early_switch", "dens
 def simulate(
     context: click.Context, /, names: list[str], json_path: Path | None, lossy: bool, reducers: list[str] | None, **chosen: Any
 ) -> None:
-    """Run every algorithm on a virtual network of any number of ranks, with real data in one process.
+    """Run every algorithm with real data on a simulated network with any number of ranks, in one process.
 
-    A message of L bytes takes latency + L / bandwidth, and computation no time (thesis section 3.1.1). Every result is checked
+    A message of L bytes takes latency + L / bandwidth, and computation takes no time (thesis section 3.1.1). Every result is checked
     against the dense sum. The positions of the ranks' entries are independent and uniform, or disjoint, or the same on all ranks.
 
-    With --device gpu, predictions and what auto takes have the copies between GPU and host, and a column shows them. The network's time
-    stays as it is.
+    With --device gpu, predictions and the choice of auto include the copies between GPU and host, which an extra column shows. The
+    simulated time does not include them.
 
     With --lossy every rank has N values, and the words that the reducers send are counted. --density is then 0.01 by default.
     """
-    if launched_rank() != 0:  # one process does all; started by an mpiexec, the others have nothing to do
+    if launched_rank() != 0:  # under mpiexec only the first process works
         return
     on_device = _checked_device(context, lossy)
     if lossy:
         simulate_lossy.run(context, reducers, json_path, chosen)
         return
     if chosen["density"] is None:
-        raise click.UsageError("--density is missing: give the share of the N positions that each rank has")
+        raise click.UsageError("--density is missing: give the fraction of the N positions that each rank has")
     check_output(json_path)
     ranks, size, entries = chosen["ranks"], chosen["size"], entries_of(chosen["size"], chosen["density"])
     if chosen["positions"] == "disjoint" and entries * ranks > size:
@@ -106,22 +106,22 @@ def simulate(
         write_report(json_path, "simulate", context.params, environment(sar.SERIAL), results)
     wrong = [row["algorithm"] for row in rows if not row["correct"]]
     if wrong:
-        raise click.ClickException(f"wrong results, which is a defect of sparseallreduce; please report it: {', '.join(wrong)}")
+        raise click.ClickException(f"wrong results: this is a bug in sparseallreduce, please report it: {', '.join(wrong)}")
 
 
 def _checked_device(context: click.Context, lossy: bool) -> bool:
-    """Whether streams are taken to lie on a GPU; options that then mean nothing are refused."""
+    """Return True if streams are simulated on a GPU; raise UsageError for options that do not apply."""
     on_device: bool = context.params["device"] == "gpu"
     if on_device and lossy:
         raise click.UsageError("--device gpu predicts sums of streams: leave it out, or leave out --lossy")
     for name in ("copy_latency", "copy_bandwidth"):
         if not on_device and context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
-            raise click.UsageError(f"--{name.replace('_', '-')} is of --device gpu: leave it out, or give --device gpu too")
+            raise click.UsageError(f"--{name.replace('_', '-')} is for --device gpu: leave it out, or give --device gpu too")
     return on_device
 
 
 def _streams(ranks: int, size: int, entries: int, positions: str, dtype: str, seed: int) -> list[sar.SparseStream]:
-    """One a rank; streams of the same positions share the array of them."""
+    """Return one stream per rank; streams with the same positions share the array of them."""
     rng = np.random.default_rng(seed)
     if positions == "same":
         common = draw_positions(rng, size, entries)
@@ -136,7 +136,7 @@ def _streams(ranks: int, size: int, entries: int, positions: str, dtype: str, se
 
 
 def _dense_sums(streams: Sequence[sar.SparseStream]) -> tuple[Array, Array]:
-    """The sum of the streams in their dtype, rounded once if they are floats, and that of their absolute values."""
+    """Return the sum of the streams in their dtype (floats are rounded once), and the sum of their absolute values."""
     dtype = streams[0].dtype
     wide = np.dtype(np.float64) if is_float(dtype) else np.dtype(np.complex128) if dtype.kind == "c" else dtype
     total, magnitude = np.zeros((2, streams[0].size), wide)
@@ -155,7 +155,10 @@ def _row(
     magnitude: Array,
     copying: tuple[float, float] | None,
 ) -> dict[str, Any]:
-    """``copying`` is the latency of a copy between GPU and host, and the seconds for a byte of it, where streams lie on a GPU."""
+    """Simulate one algorithm and return its row of the report.
+
+    ``copying`` is the latency of a copy between GPU and host and the seconds per byte of it; None if the streams are on the host.
+    """
     ranks, size, entries, dtype = len(streams), streams[0].size, streams[0].nnz, streams[0].dtype.name
     hosts, on_device = network.layout(ranks), copying is not None
     machine = machine_of(network, ranks / len(hosts.members))
@@ -168,7 +171,7 @@ def _row(
     out = sar.simulate(streams, chosen if chosen and on_device else name, network)
     seconds = perf_counter() - start
     first = out.outputs[0]
-    alike = all(same_bits(first, other) for other in out.outputs[1:])
+    identical = all(same_bits(first, other) for other in out.outputs[1:])
     problem = problem_of(streams[0], entries, ranks, Reduction(), hosts=hosts)._replace(entries=entries, on_device=on_device)
     return {
         "algorithm": name,
@@ -180,19 +183,19 @@ def _row(
         "header_bytes": {"max": int(out.header_bytes.max()), "mean": float(out.header_bytes.mean())},
         "messages": {"max": int(out.messages.max()), "mean": float(out.messages.mean())},
         "result_density": first.density,
-        "correct": alike and largest_deviation(first, expected, magnitude, ranks, SUM) <= 1,
-        "seconds": seconds,  # of this machine
+        "correct": identical and largest_deviation(first, expected, magnitude, ranks, SUM) <= 1,
+        "seconds": seconds,  # wall-clock time of the simulation
     }
 
 
 def _check_memory(names: Sequence[str], ranks: int, size: int, itemsize: int) -> None:
-    """Refuse at once what this machine has no memory for: dense algorithms hold all N values on every rank."""
+    """Raise an error early if the memory is too small: dense algorithms hold all N values on every rank."""
     dense = [name for name in names if name in _WITH_DENSE_RANKS]
     needed = ranks * size * itemsize
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if "SC_AVPHYS_PAGES" in os.sysconf_names else needed
     if dense and needed > available:
         raise click.ClickException(
-            f"{', '.join(dense)} would take {needed / 1e9:.0f} GB for {ranks} dense vectors and {available / 1e9:.0f} GB are free: "
+            f"{', '.join(dense)} would need {needed / 1e9:.0f} GB for {ranks} dense vectors, but {available / 1e9:.0f} GB are free: "
             "leave them out with --algorithms, or lower --size or --ranks"
         )
 

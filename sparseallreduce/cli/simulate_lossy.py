@@ -1,4 +1,4 @@
-"""`sparseallreduce simulate --lossy`: every reducer on a virtual network, its words counted as Ok-Topk's table 1 counts them."""
+"""`sparseallreduce simulate --lossy`: run every reducer on a simulated network, and count words as in table 1 of Ok-Topk."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Array = NDArray[Any]
 
 
 def run(context: click.Context, names: list[str] | None, json_path: Path | None, chosen: dict[str, Any]) -> None:
-    """Simulate reducers as the options of simulate ask, print a table, and write a report."""
+    """Simulate reducers with the options of simulate, print a table and write a report."""
     refuse_lossless(context, {"names": "--algorithms", "positions": "--positions"}, chosen["dtype"])
     check_output(json_path)
     size, density = chosen["size"], lossy_density(chosen["density"])
@@ -46,11 +46,11 @@ def run(context: click.Context, names: list[str] | None, json_path: Path | None,
         write_report(json_path, "simulate", context.params, environment(sar.SERIAL), results)
     wrong = [row["algorithm"] for row in rows if not row["correct"]]
     if wrong:
-        raise click.ClickException(f"wrong results, which is a defect of sparseallreduce; please report it: {', '.join(wrong)}")
+        raise click.ClickException(f"wrong results: this is a bug in sparseallreduce, please report it: {', '.join(wrong)}")
 
 
 def _row(name: str, accumulators: Sequence[Array], k: int, network: sar.Network) -> dict[str, Any]:
-    """Two operations of a reducer: in the first it evaluates thresholds and regions, in the second it may reuse them."""
+    """Simulate two operations of a reducer; the first evaluates thresholds and regions, the second may reuse them."""
     reducers = [REDUCERS[name](len(accumulators[0]), k) for _ in accumulators]
     start = perf_counter()
     first, second = (sar.simulate(accumulators, reducers, network) for _ in range(2))
@@ -68,7 +68,7 @@ def _row(name: str, accumulators: Sequence[Array], k: int, network: sar.Network)
         "result_density": update.density,
         "contributed": float(np.mean([contributions(output.contributed, update.size) for output in second.outputs])) / max(1, update.size),
         "correct": _is_right(second, accumulators, reducers),
-        "seconds": seconds / 2,  # of this machine
+        "seconds": seconds / 2,  # wall-clock time of a simulation
     }
 
 
@@ -82,7 +82,7 @@ def _figures(counts: Array) -> dict[str, float]:
 
 
 def _is_right(out: Simulation, accumulators: Sequence[Array], reducers: Sequence[Reducer]) -> bool:
-    """Whether all ranks have the same bits, which are the sum of what each says that it contributed, less what came back."""
+    """Check that all ranks have identical bits, and that they are the sum of the contributions less the returned values."""
     update = out.outputs[0].update
     expected, magnitude = np.zeros((2, update.size), np.float64)
     for accumulator, output, reducer in zip(accumulators, out.outputs, reducers):
@@ -92,8 +92,8 @@ def _is_right(out: Simulation, accumulators: Sequence[Array], reducers: Sequence
             returned = reducer.returned.to_dense()
             expected -= returned
             magnitude += np.abs(returned)
-    alike = all(same_bits(update, other.update) for other in out.outputs[1:])
-    return alike and largest_deviation(update, expected.astype(update.dtype), magnitude, len(accumulators), SUM) <= 1
+    identical = all(same_bits(update, other.update) for other in out.outputs[1:])
+    return identical and largest_deviation(update, expected.astype(update.dtype), magnitude, len(accumulators), SUM) <= 1
 
 
 def _table(chosen: dict[str, Any], k: int, rows: Sequence[dict[str, Any]]) -> str:

@@ -1,4 +1,4 @@
-"""One setting of a benchmark in the simulator, for ranks that have not been started."""
+"""Simulation of one benchmark setting, for ranks that have not been started."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ __all__ = ["network_of", "predicted", "simulated_point"]
 
 Array = NDArray[Any]
 
-_LARGEST = 1 << 24  # values of all ranks together that are simulated; of more, a part
-_FEWEST = 64  # entries of a rank in a part
+_LARGEST = 1 << 24  # values on all ranks together; larger vectors are scaled down
+_FEWEST = 64  # entries per rank after scaling down
 
 
 def network_of(machine: Machine) -> sar.Network:
-    """Return the network of the constants that were measured on this machine, with one rank on a host."""
+    """Return a network with the constants measured on this machine, with one rank per host."""
     return sar.Network(machine.alpha, 1 / machine.beta, machine.gamma, machine.gamma_dense)
 
 
 def predicted(name: str, setting: Setting, dtype: str, op: str, machine: Machine) -> float:
-    """Return the seconds that the cost model expects of an algorithm, on uniformly random positions."""
+    """Return the cost model's prediction of an algorithm's time in seconds, for uniformly random positions."""
     if setting.ranks == 1 or setting.size == 0:
         return 0.0
     entries, reduction = entries_of(setting.size, setting.density), Reduction(as_operator(op))
@@ -45,11 +45,11 @@ def predicted(name: str, setting: Setting, dtype: str, op: str, machine: Machine
 
 
 def simulated_point(setting: Setting, names: Sequence[str], dtype: str, op: str, network: sar.Network, seed: int) -> dict[str, Any]:
-    """Return the results of a setting as ``bench`` has them, with ``simulated`` true.
+    """Return the results of a setting in the format of ``bench``, with ``simulated`` true.
 
-    A vector of N values is simulated by one of N / s where all ranks' vectors have too many values, on a network whose bandwidth is divided
-    by s, and whose additions take s times as long: in the alpha-beta model the time is the same, but for the headers of messages. Then
-    ``scaled_by`` is s, and the bytes are those of the whole vector.
+    If all ranks together have too many values, vectors of N / s values are simulated on a network whose bandwidth is divided by s and whose
+    additions take s times as long. In the alpha-beta model the time is the same, except for the headers of messages. ``scaled_by`` is s;
+    the bytes are those of the whole vector.
     """
     ranks, size = setting.ranks, setting.size
     entries = entries_of(size, setting.density)
@@ -83,7 +83,7 @@ def _row(
 ) -> dict[str, Any]:
     out = sar.simulate(streams, name if name != AUTO or factor == 1 else takes, network, op=op)
     first, sent = out.outputs[0], (out.bytes_sent - out.header_bytes) * factor + out.header_bytes
-    alike = all(same_bits(first, other) for other in out.outputs[1:])
+    identical = all(same_bits(first, other) for other in out.outputs[1:])
     return {
         "algorithm": name,
         **dict.fromkeys(("median", "lower_quartile", "upper_quartile"), out.time),
@@ -92,13 +92,13 @@ def _row(
         "messages": out.messages.tolist(),
         "result_density": first.density,
         "chosen": takes if name == AUTO else None,
-        "correct": alike and largest_deviation(first, expected, magnitude, len(streams), as_operator(op)) <= 1,
+        "correct": identical and largest_deviation(first, expected, magnitude, len(streams), as_operator(op)) <= 1,
         "seconds": [[out.time]],
     }
 
 
 def _reduced(streams: Sequence[sar.SparseStream], op: str) -> tuple[Array, Array | None]:
-    """The dense reduction, and of sums that of the absolute values."""
+    """Return the dense reduction, and for sums that of the absolute values."""
     operator, dtype = as_operator(op), streams[0].dtype
     ufunc = {"sum": np.add, "mean": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}[op]
     wide = np.dtype(np.float64) if dtype.kind == "f" else np.dtype(np.complex128) if dtype.kind == "c" else dtype

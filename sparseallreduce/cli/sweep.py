@@ -1,4 +1,4 @@
-"""`--sweep NAME=VALUES`: the settings of benchmarks that form a grid."""
+"""The option `--sweep NAME=VALUES`: a grid of benchmark settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Setting", "grid", "sweep_option", "values_of"]
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _NAMES = ("density", "ranks", "size")
-_MOST = 10_000  # values of one, and points of a grid
+_MOST = 10_000  # values per name, and points of a grid
 _HOW = "give NAME=A,B,C or NAME=FROM:TO:log9 (lin9), with NAME density, ranks or size"
 
 
@@ -28,10 +28,10 @@ class Setting(NamedTuple):
 
 
 def sweep_option() -> Callable[[Command], Command]:
-    """The option ``--sweep``, passed on as a dict of lists by name, ``sweeps``."""
+    """Return the option ``--sweep``, passed on as ``sweeps``, a dict of lists by name."""
     what = (
-        "Measure at several values: density=0.0001:0.1:log9, ranks=2,4,8 or size=1e5:1e7:log5. Several make a grid. Ranks beyond those "
-        "started are simulated."
+        "Measure at several values: density=0.0001:0.1:log9, ranks=2,4,8 or size=1e5:1e7:log5. Several sweeps form a grid. Ranks beyond "
+        "those started are simulated."
     )
     return click.option("--sweep", "sweeps", multiple=True, metavar="NAME=VALUES", callback=_parsed, help=what)
 
@@ -54,7 +54,12 @@ def _parsed(context: click.Context, option: click.Parameter, texts: Sequence[str
 
 
 def values_of(name: str, text: str) -> list[Any]:
-    """Return the different values of a sweep, from the lowest on.
+    """Return the distinct values of a sweep in ascending order.
+
+    Raises
+    ------
+    ValueError
+        If the text is not a valid sweep, or a value is out of range.
 
     Raises
     ------
@@ -76,17 +81,17 @@ def values_of(name: str, text: str) -> list[Any]:
             raise ValueError(f"{text!r} is no range: {_HOW}")
         low, high, count = _number(first), _number(rest[0]), int(rest[1][3:])
         if rest[1].startswith("log") and not (low > 0 and high > 0):
-            raise ValueError("a range of logarithms has ends above 0: give a list of values, or lin")
+            raise ValueError("both ends of a log range must be above 0: give a list of values, or lin")
         found = (np.geomspace if rest[1].startswith("log") else np.linspace)(low, high, count).tolist()
     if name == "density":
         found = [float(f"{value:.12g}") for value in found]
         if not all(0 <= value <= 1 for value in found):
-            raise ValueError("a density is from 0 to 1")
+            raise ValueError("a density must be between 0 and 1")
         return sorted(set(found))
     least = 1 if name == "ranks" else 0
     whole = [round(value) for value in found]
     if not rest and any(value != exact for value, exact in zip(whole, found)):
-        raise ValueError(f"{name} are whole numbers")
+        raise ValueError(f"{name} must be whole numbers")
     if min(whole) < least:
         raise ValueError(f"{name} must be at least {least}")
     return sorted(set(whole))
@@ -104,19 +109,19 @@ def _number(text: str) -> float:
 
 
 def grid(sweeps: Mapping[str, Sequence[Any]], ranks: int, size: int | None, density: float | None) -> list[Setting]:
-    """Return all points of a grid, with the given values where nothing is swept.
+    """Return all points of a grid, with the given values for what is not swept.
 
     Raises
     ------
     click.UsageError
-        If the size or the density is neither swept nor given, or one is both.
+        If the size or the density is neither swept nor given, or one of them is both.
     """
     given = {"ranks": None, "size": size, "density": density}
     for name, value in given.items():
         if name in sweeps and value is not None:
             raise click.UsageError(f"--{name} and --sweep {name}= exclude each other: leave one of them out")
         if name not in sweeps and name != "ranks" and value is None:
-            what = "dimension N" if name == "size" else "share of the N positions that each rank has"
+            what = "dimension N" if name == "size" else "fraction of the N positions that each rank has"
             raise click.UsageError(f"--{name} is missing: give the {what}, or sweep it")
     axes = [sweeps.get("ranks", [ranks]), sweeps.get("size", [size]), sweeps.get("density", [density])]
     return [Setting(*point) for point in itertools.product(*axes)]

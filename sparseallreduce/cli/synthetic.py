@@ -1,4 +1,4 @@
-"""Synthetic streams as in thesis section 5.2, and what their reduction must come to."""
+"""Synthetic streams as in thesis section 5.2, and a check of the results of their reduction."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def algorithms_option() -> Callable[[Command], Command]:
-    """The option ``--algorithms a,b|all``, passed on as the list ``names``."""
+    """Return the option ``--algorithms a,b|all``, passed on as the list ``names``."""
     return click.option("--algorithms", "names", default="all", show_default=True, metavar="A,B|all", callback=_named)
 
 
@@ -32,20 +32,20 @@ def _named(context: click.Context, option: click.Parameter, text: str) -> list[s
     names = [name.strip() for name in text.split(",") if name.strip()]
     unknown = [name for name in names if name not in algorithms()]
     if unknown or not names:
-        what = f"unknown algorithm {unknown[0]!r}" if unknown else "no algorithm is named"
+        what = f"unknown algorithm {unknown[0]!r}" if unknown else "no algorithm given"
         raise click.BadParameter(f"{what}: give all, or some of {','.join(algorithms())}", context, option)
     return list(dict.fromkeys(names))
 
 
 def entries_of(size: int, density: float) -> int:
-    """k = N d, rounded."""
+    """Return the number of entries per rank, k = N d, rounded."""
     return round(size * density)
 
 
 def draw_positions(rng: np.random.Generator, size: int, count: int) -> Array:
-    """Exactly ``count`` different positions below ``size``, increasing; every set of as many is equally likely.
+    """Return exactly ``count`` different positions below ``size`` in increasing order; every set of that size is equally likely.
 
-    Takes time and memory in proportion to ``count`` up to a half of ``size``, above to ``size``.
+    Time and memory are proportional to ``count`` if it is at most half of ``size``, else to ``size``.
     """
     if count > size // 2:
         absent = np.ones(size, np.bool_)
@@ -53,7 +53,7 @@ def draw_positions(rng: np.random.Generator, size: int, count: int) -> Array:
         return np.flatnonzero(absent).astype(index_dtype(size))
     found = np.empty(0, index_dtype(size))
     while len(found) < count:
-        # So many draws hit about as many different positions as are missing, and a few more.
+        # The expected number of different positions among these draws is slightly more than the number missing.
         missing = count - len(found)
         draws = math.ceil(-size * math.log1p(-missing / size) * 1.001 + 4 * math.sqrt(missing)) + 4
         found = _union(found, rng.integers(size, size=draws, dtype=found.dtype.type), size)
@@ -67,13 +67,13 @@ def _union(found: Array, drawn: Array, size: int) -> Array:
         both = np.sort(np.concatenate([found, drawn]))
         different: Array = both[np.diff(both, prepend=~both[:1]) != 0]
         return different
-    present = np.zeros(size, np.bool_)  # faster than sorting where it is not much larger than what is sorted
+    present = np.zeros(size, np.bool_)  # faster than sorting if ``size`` is not much larger than the number of draws
     present[found] = present[drawn] = True
     return np.flatnonzero(present).astype(found.dtype)
 
 
 def draw_values(rng: np.random.Generator, count: int, dtype: DTypeLike) -> Array:
-    """Standard normal floats, complex numbers of two of them, or integers from -100 to 100."""
+    """Return standard normal floats, complex numbers with standard normal parts, or integers from -100 to 100."""
     dtype = np.dtype(dtype)
     if dtype.kind == "i":
         return rng.integers(-100, 101, size=count, dtype=dtype.type)
@@ -84,30 +84,30 @@ def draw_values(rng: np.random.Generator, count: int, dtype: DTypeLike) -> Array
 
 
 def largest_deviation(result: SparseStream, expected: Array, magnitude: Array | None, ranks: int, op: Operator) -> float:
-    """How far ``result`` is from the dense reduction, as a multiple of what the order of the operations may change.
+    """Return the largest error of ``result`` against the dense reduction, as a multiple of the bound on rounding errors.
 
     Parameters
     ----------
     result : SparseStream
     expected : ndarray, shape (size,)
-        The dense reduction, zero where no rank holds an entry.
+        The dense reduction, zero where no rank has an entry.
     magnitude : ndarray, shape (size,), or None
-        The same reduction of absolute values; None stands for those of ``expected``.
+        The same reduction of absolute values; None stands for the absolute values of ``expected``.
     ranks : int
-        How many streams were reduced.
+        Number of reduced streams.
     op : Operator
 
     Returns
     -------
     float
-        At most 1 for a right result; exact reductions (integers, minimum, maximum) give 0 or infinity.
+        At most 1 for a correct result; exact reductions (integers, minimum, maximum) give 0 or infinity.
     """
     dense = result.to_dense()
     if dense.shape != expected.shape or dense.dtype != expected.dtype:
         return math.inf
     if dense.dtype.kind in "iu" or op.name in ("min", "max"):
         return 0.0 if np.array_equal(dense, expected) else math.inf
-    # Either order of P - 1 roundings is off by at most (P - 1) eps times the reduction of absolute values.
+    # In either order, the error of P - 1 roundings is at most (P - 1) eps times the reduction of absolute values.
     wrong = np.flatnonzero(dense != expected)
     if len(wrong) == 0:
         return 0.0

@@ -1,4 +1,4 @@
-"""What the terminal is like, and tables that fit it: the least important columns go first."""
+"""Properties of the terminal, and tables that fit it by leaving out the least important columns."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class Column(NamedTuple):
     key: str
     title: str
     width: int
-    rank: int  # of importance: 0 is never left out, the highest goes first
-    left: bool = False  # whether text begins at its left
-    apart: bool = False  # whether two more blanks stand before it
+    rank: int  # importance: 0 is never left out, the highest is left out first
+    left: bool = False  # whether text is left-aligned
+    apart: bool = False  # whether two more blanks precede the column
 
 
 def columns_of_terminal() -> int | None:
-    """Return how many columns output has room for; None where it goes to no terminal, as to a file.
+    """Return the width of the output in characters, None if it does not go to a terminal.
 
-    Under mpiexec, where output is a pipe, the variable COLUMNS says so, or the terminal that the process belongs to.
+    Under mpiexec, where output is a pipe, the variable COLUMNS or the process's controlling terminal gives the width.
     """
     given = os.environ.get("COLUMNS", "")
     if given.isdecimal() and int(given) > 0:
@@ -47,13 +47,13 @@ def columns_of_terminal() -> int | None:
 
 
 def wrapped(text: str) -> str:
-    """Return a text in lines that the terminal has room for."""
+    """Return a text wrapped to the width of the terminal."""
     room = columns_of_terminal()
     return text if room is None else "\n".join(textwrap.wrap(text, max(20, room)) or [""])
 
 
 def has_terminal() -> bool:
-    """Return True if somebody sees what goes to the standard error: a terminal, or under mpiexec one that COLUMNS and LINES describe."""
+    """Return True if the standard error goes to a terminal, or under mpiexec to one that COLUMNS and LINES describe."""
     if sys.stderr.isatty():
         return True
     sizes = (os.environ.get(name, "") for name in ("COLUMNS", "LINES"))
@@ -75,9 +75,9 @@ def _size(descriptor: int) -> int | None:
 
 
 def fitting(columns: Sequence[Column], room: int | None) -> list[Column]:
-    """Return the columns that fit into so many characters, the most important ones, in their order; all if ``room`` is None.
+    """Return the most important columns that fit into ``room`` characters, in their order; all if ``room`` is None.
 
-    Those of one rank stay or go together.
+    Columns of the same rank are kept or left out together.
 
     >>> [column.key for column in fitting([Column("a", "a", 8, 0), Column("b", "b", 8, 2), Column("c", "c", 8, 1)], 20)]
     ['a', 'c']
@@ -94,7 +94,7 @@ def _width(columns: Sequence[Column]) -> int:
 
 
 def row_of(columns: Sequence[Column], cells: Mapping[str, str]) -> str:
-    """Return a line of a table: the cells by the keys of the columns, those that are missing empty."""
+    """Return a line of a table, from cells by the keys of the columns; missing cells are empty."""
     texts = []
     for column in columns:
         text = cells.get(column.key, "")
@@ -103,5 +103,5 @@ def row_of(columns: Sequence[Column], cells: Mapping[str, str]) -> str:
 
 
 def titles_of(columns: Sequence[Column]) -> str:
-    """Return the line above a table."""
+    """Return the header line of a table."""
     return row_of(columns, {column.key: column.title for column in columns})

@@ -1,4 +1,4 @@
-"""What all benchmarks do alike: time a call on all ranks, sum up the times, and compare results to the bit."""
+"""What benchmarks share: timing a call on all ranks, statistics of the times, and bitwise comparison of results."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["checksum", "mpi_operator", "slowest", "spread", "timed", "timed_alon
 
 Array = NDArray[Any]
 
-_BARRIER = "the barrier before a measurement: MPI does not tell which ranks have not come to it"
+_BARRIER = "the barrier before a measurement: MPI does not report which ranks have not entered it"
 
 
 def timed(call: Callable[[], Any], comm: Any) -> float:
-    """Seconds on this rank, from a barrier on; giving the result's memory back is not counted."""
+    """Return the seconds of a call on this rank, after a barrier; freeing the result is not included."""
     if comm.size > 1:
         with blocked(comm.rank, comm.size, _BARRIER):
             comm.Barrier()
@@ -34,7 +34,7 @@ def timed(call: Callable[[], Any], comm: Any) -> float:
 
 
 def timed_alone(call: Callable[[], Any], comm: Any) -> float:
-    """Seconds on rank 0, while the other ranks leave the processor to it; the same on all ranks."""
+    """Return the seconds of a call on rank 0 while the other ranks sleep; the same on all ranks."""
     if comm.size == 1:
         return timed(call, comm)
     with blocked(comm.rank, comm.size, _BARRIER):
@@ -53,7 +53,7 @@ def timed_alone(call: Callable[[], Any], comm: Any) -> float:
 
 
 def slowest(times: Array, comm: Any) -> Array:
-    """The element-wise maximum over the ranks."""
+    """Return the element-wise maximum over the ranks."""
     if comm.size == 1:
         return times
     found = np.empty_like(times)
@@ -62,13 +62,13 @@ def slowest(times: Array, comm: Any) -> Array:
 
 
 def spread(seconds: Any) -> dict[str, float]:
-    """Median and quartiles of times, by name."""
+    """Return median and quartiles of times, by name."""
     lower, median, upper = (float(value) for value in np.quantile(seconds, [0.25, 0.5, 0.75]))
     return {"median": median, "lower_quartile": lower, "upper_quartile": upper}
 
 
 def checksum(stream: SparseStream) -> tuple[bool, int, int]:
-    """What streams of the same bits have in common, and hardly any others."""
+    """Return a checksum that is equal for bitwise identical streams, and different for nearly all others."""
     parts = (stream.indices, stream.values) if not stream.is_dense else (stream._stored,)
     value = 0
     for part in parts:
@@ -77,7 +77,7 @@ def checksum(stream: SparseStream) -> tuple[bool, int, int]:
 
 
 def mpi_operator(op: Operator) -> Any:
-    """The operator of the MPI library that does the same to arrays."""
+    """Return the MPI operator that corresponds to ``op``."""
     from mpi4py import MPI
 
     return getattr(MPI, op.name.upper())

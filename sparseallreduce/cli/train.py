@@ -1,4 +1,4 @@
-"""`sparseallreduce train`: a linear model on many samples of many features, by the ranks of mpiexec or alone."""
+"""`sparseallreduce train`: train a linear model on sparse samples, under mpiexec or alone."""
 
 from __future__ import annotations
 
@@ -57,34 +57,34 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 
 @click.command(cls=SamplesCommand)
 @samples_argument("data", "DATA")
-@click.option("--test", type=INPUT_FILE, help="Samples to measure the model on after each epoch: a file, a folder, or a pattern in quotes.")
+@click.option("--test", type=INPUT_FILE, help="Samples to evaluate the model on after each epoch: a file, a folder, or a quoted pattern.")
 @click.option("--model", type=click.Choice(list(MODELS)), default="logistic", show_default="logistic; --update arow: svm")
 @click.option(
     "--multiclass",
     type=click.Choice(CHOICES),
     default="auto",
     show_default=True,
-    help="How more than two classes are told apart, all in one pass: by a softmax of their scores, or each against the rest (ovr). auto: "
-    "multinomial for logistic, ovr for svm, and one score for two classes.",
+    help="How more than two classes are trained together: by a softmax of their scores (multinomial), or each against the rest (ovr). "
+    "auto: multinomial for logistic, ovr for svm, and a single score for two classes.",
 )
 @click.option(
     "--loss",
     type=click.Choice([loss for losses in LOSSES.values() for loss in losses]),
-    help="svm: hinge or squared_hinge. linear: squared, huber, quantile, poisson, which predicts the exponential of the score, or "
-    "epsilon_insensitive or its square, of support vector regression; "
-    "the first by default, but of svm squared_hinge where steps are not asked for.",
+    help="svm: hinge or squared_hinge. linear: squared, huber, quantile, poisson, which predicts the exponential of the score, or for "
+    "support vector regression epsilon_insensitive or squared_epsilon_insensitive. "
+    "Default: the first, but squared_hinge for svm unless SGD is requested.",
 )
 @click.option(
     "--epsilon",
     type=_ABOVE_ZERO,
-    help="In units of the labels. huber: errors from here on count linearly  [1.35 times the spread of the labels]. "
-    "epsilon_insensitive and squared_epsilon_insensitive: smaller errors count nothing  [0].",
+    help="In units of the labels. huber: larger errors count linearly  [1.35 times the spread of the labels]. "
+    "epsilon_insensitive and squared_epsilon_insensitive: smaller errors cost nothing  [0].",
 )
-@click.option("--quantile", type=click.FloatRange(0, 1, min_open=True, max_open=True), help="quantile: the share of labels below  [0.5].")
+@click.option("--quantile", type=click.FloatRange(0, 1, min_open=True, max_open=True), help="quantile: the quantile to predict  [0.5].")
 @click.option(
     "--intercept/--no-intercept",
     default=None,
-    help="Add a number to every score, which is not penalised, but with --solver cocoa.  [yes; --update sgd: if --initial-model has one; "
+    help="Add a constant to every score, unpenalised except with --solver cocoa.  [yes; --update sgd: if --initial-model has one; "
     "--solver cocoa: no]",
 )
 @click.option("--class-weight", type=train_options.ClassWeights(), help="Weight of each class: 'balanced', or LABEL=WEIGHT,LABEL=WEIGHT.")
@@ -93,25 +93,25 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
     type=click.Choice(SOLVERS),
     default=AUTO,
     show_default=True,
-    help="auto: Newton's method for few features and least squares; else dual, if the samples are in memory and the loss is hinge, "
+    help="auto: Newton's method for few features and least squares; otherwise dual, if the samples are in memory and the loss is hinge, "
     "squared_hinge or log; "
-    "else sgd, as with any option of that. dual: rounds of dual coordinate ascent on every rank (CoCoA+), up to a bound on how far the "
-    "loss is above its least. cocoa: the same, without an intercept unless --intercept says so, then penalised as by LIBLINEAR. sgd: "
-    "steps along gradients of batches, for any loss.",
+    "otherwise sgd, which any option for it selects too. dual: rounds of dual coordinate ascent on every rank (CoCoA+), until the loss is "
+    "within --gap of its minimum. cocoa: the same, without an intercept unless --intercept is given, which is penalised as by LIBLINEAR. "
+    "sgd: steps along gradients of batches, for any loss.",
 )
-@click.option("--epochs", type=Whole(min=0), help="Passes over DATA  [10]; --solver dual, cocoa: rounds at most  [1000].")
-@click.option("--gap", type=_ABOVE_ZERO, help="All solvers but sgd: ends when the duality gap is at most this share of the loss  [0.001].")
+@click.option("--epochs", type=Whole(min=0), help="Passes over DATA  [10]; --solver dual, cocoa: maximum number of rounds  [1000].")
+@click.option("--gap", type=_ABOVE_ZERO, help="All solvers but sgd: stop when the duality gap is at most this part of the loss  [0.001].")
 @click.option(
     "--update",
     type=click.Choice(UPDATES),
-    help="How a step changes weights: ftrl, each by a rate of its own, without tuning; arow, each by its variance, as of a squared hinge "
-    "loss, of --model svm, two classes and the strategies sparse and dense alone; sgd, all by one. Momentum, averages, schedules and "
-    "--scale-with-batch are of sgd  [ftrl; sgd with --learning-rate, --initial-model, a lossy strategy, or an option of sgd].",
+    help="How a step changes weights: ftrl, with a learning rate per weight, without tuning; arow, with a variance per weight, only for "
+    "--model svm, two classes and the strategies sparse and dense; sgd, with one learning rate. Momentum, averages, schedules and "
+    "--scale-with-batch are for sgd  [ftrl; sgd with --learning-rate, --initial-model, a lossy strategy, or an option for sgd].",
 )
 @click.option(
     "--batch-size",
     type=_COUNT,
-    help=f"Samples that a rank takes in a step  [{train_options.BATCH}; of ftrl and arow fewer, if a pass would not have "
+    help=f"Samples per rank and step  [{train_options.BATCH}; ftrl and arow: fewer, if an epoch would have fewer than "
     f"{train_options.STEPS} steps].",
 )
 @click.option(
@@ -119,14 +119,14 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
     type=click.FloatRange(min=0),
     help="sgd: factor of the mean gradient over the samples of all ranks. ftrl: how far the first step moves each weight of a sample, in "
     "units of 1 / the samples' length, if --beta is 0. arow: 1 / r, in units of 1 / the mean square of that length. 0 for a dry run.  "
-    f"[ftrl of classes: with --beta picked by trials on the first samples, and decaying; {train_options.CLASSES_RATE:g} with a --beta "
+    f"[ftrl for classes: picked with --beta by trials on the first samples, and decaying; {train_options.CLASSES_RATE:g} with a --beta "
     f"above 0; {train_options.RATES['ftrl']:g} with --beta 0, --model linear and sgd; arow: {train_options.RATES['arow']:g}]",
 )
 @click.option(
     "--beta",
     type=click.FloatRange(min=0),
-    help="ftrl: while its gradients have come to less than those of so many samples in one step, a weight goes by a common rate rather "
-    "than by one of its own, so that rare features do not outweigh frequent ones; 0 for AdaGrad  "
+    help="ftrl: a weight uses a common learning rate until its gradients exceed those of so many samples in one step, and then a rate of "
+    "its own, so that rare features do not outweigh frequent ones; 0 for AdaGrad  "
     f"[picked; {train_options.CLASSES_BETA:g} with --learning-rate; --model linear: 0].",
 )
 @click.option(
@@ -139,31 +139,31 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
     "factor. bold-driver: the factor when the loss rises.",
 )
 @click.option(
-    "--decay-epochs", type=_COUNT, help="step-decay: epochs between two decays [1]. plateau: epochs without progress before one [5]."
+    "--decay-epochs", type=_COUNT, help="step-decay: epochs between two decays [1]. plateau: epochs without progress before a decay [5]."
 )
 @click.option(
     "--scale-with-batch",
     type=_COUNT,
     metavar="SAMPLES",
-    help="Scale the learning rate with the batch: --learning-rate is meant for this many samples a step, of all ranks together.",
+    help="Scale the learning rate with the batch: --learning-rate is meant for this many samples per step, on all ranks together.",
 )
 @click.option(
-    "--warmup", type=Whole(min=0), default=0, show_default=True, help="Epochs in which the rate climbs to the scaled one."
+    "--warmup", type=Whole(min=0), default=0, show_default=True, help="Epochs in which the rate rises to the scaled one."
 )
 @click.option(
     "--C",
     "C",
     type=train_options.Numbers(_ABOVE_ZERO, train_options.SEARCH),
     metavar="FLOAT[,FLOAT...]|search",
-    help="How strongly the sum of losses weighs against the penalty |w|^2 / 2, as in scikit-learn and LIBLINEAR. Of several, the best is "
-    "chosen by --folds or --validation; search tries eleven from 0.001 to 100, with 5 folds where nothing else is said.  "
+    help="Weight of the sum of losses relative to the penalty |w|^2 / 2, as in scikit-learn and LIBLINEAR. Of several, the best is "
+    "chosen by --folds or --validation; search tries eleven from 0.001 to 100, with 5 folds if neither is given.  "
     "[1; --model linear: --l2 1e-4; --solver sgd: no penalty]",
 )
 @click.option(
     "--l2",
     type=train_options.Numbers(click.FloatRange(min=0)),
     metavar="FLOAT[,FLOAT...]",
-    help="In place of --C, the factor of the penalty L2 / 2 * |w|^2 beside the mean loss: 1 / (M * C) of M samples; or several.",
+    help="Instead of --C: the factor of the penalty L2 / 2 * |w|^2 added to the mean loss, 1 / (M * C) for M samples; or several.",
 )
 @click.option("--l1", type=click.FloatRange(min=0), default=0.0, show_default=True, help="Factor of the penalty L1 * |w|_1.")
 @click.option(
@@ -171,14 +171,14 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
     type=click.FloatRange(0, 1, max_open=True),
     default=0.0,
     show_default=True,
-    help="Share of the velocity that a step keeps.",
+    help="Fraction of the velocity that a step keeps.",
 )
-@click.option("--nesterov", is_flag=True, help="Nesterov's momentum, which looks a step ahead.")
-@click.option("--average", type=_COUNT, metavar="EPOCH", help="The model is the mean of the weights after all steps from this epoch on.")
+@click.option("--nesterov", is_flag=True, help="Use Nesterov's momentum.")
+@click.option("--average", type=_COUNT, metavar="EPOCH", help="Use the mean of the weights over all steps from this epoch on as the model.")
 @click.option(
     "--strategy",
     type=click.Choice(list(STRATEGIES)),
-    help="How the steps of the ranks come together: local, each rank steps by itself, and changes are summed a few times a pass; "
+    help="How ranks combine their work: local, each rank takes steps of its own, and changes are summed a few times per epoch; "
     "the others sum gradients in every step  [local with --update ftrl on the host; else sparse].",
 )
 @click.option(
@@ -186,47 +186,47 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
     type=click.Choice(algorithms()),
     default="auto",
     show_default=True,
-    help="Algorithm of the strategies sparse, overlapped and local; sparse is taken if one is given.",
+    help="Allreduce algorithm of the strategies sparse, overlapped and local; giving one makes sparse the default strategy.",
 )
 @click.option(
     "--density",
     type=click.FloatRange(0, 1, min_open=True),
-    help=f"Strategies {', '.join(LOSSY)}: share of the N entries that a step sums [{DENSITY:g}]. The rest waits in residuals.",
+    help=f"Strategies {', '.join(LOSSY)}: fraction of the N entries that a step sums [{DENSITY:g}]. The rest stays in residuals.",
 )
 @click.option(
     "--servers", type=_COUNT, default=1, show_default=True, help="Number of ranks that are parameter servers (ps-sync, ps-async)."
 )
-@click.option("--threads", type=_COUNT, default=1, show_default=True, help="Threads of each rank. Their number changes no result.")
+@click.option("--threads", type=_COUNT, default=1, show_default=True, help="Threads per rank. Results do not depend on it.")
 @click.option(
     "--evaluate-every",
     type=Whole(min=0),
     default=1,
     show_default=True,
     metavar="EPOCHS",
-    help="Evaluate the model after every so many epochs, or rounds, and the last; 0 for never. Else the loss is the progressive one: of "
-    "samples before their step. With 1 excepted, a schedule or early stopping that watches the loss watches that.",
+    help="Evaluate the model after every EPOCHS epochs or rounds and after the last; 0: never. Other epochs report the progressive loss, "
+    "of samples before their step. Unless it is 1, schedules and early stopping that watch the loss watch the progressive one.",
 )
 @click.option(
     "--validation",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
-    metavar="SHARE",
-    help="Hold out a share of the samples. The model is that after the epoch, or round, that did best on them; of several --C or --l2, "
-    "each of which is a run of its own, the best one.",
+    metavar="FRACTION",
+    help="Hold out a fraction of the samples. The model is that after the epoch or round with the best result on them; with several --C "
+    "or --l2, each is trained, and the best model is kept.",
 )
 @click.option(
     "--folds",
     type=Whole(min=2),
     metavar="K",
-    help="Cross-validate every --C or --l2, in K equal parts of the samples and of each class. The one of the highest mean accuracy, or of "
-    "the lowest loss if labels are numbers, is then trained on all samples.",
+    help="Cross-validate every --C or --l2, with K equal parts of the samples and of each class. The one with the highest mean accuracy, "
+    "or the lowest loss if labels are numbers, is then trained on all samples.",
 )
 @click.option("--initial-model", type=click.Path(path_type=Path), metavar="MODEL", help="Start from the weights of a model file.")
-@click.option("--early-stopping", type=click.Choice(list(WATCHED)), help="Stop when this figure gets no better.")
-@click.option("--patience", type=_COUNT, help="Early stopping: epochs that know the figure, without progress, before the end [5].")
-@click.option("--tolerance", type=click.FloatRange(min=0), help="Early stopping: the least change that is progress [0].")
+@click.option("--early-stopping", type=click.Choice(list(WATCHED)), help="Stop when this metric stops improving.")
+@click.option("--patience", type=_COUNT, help="Early stopping: evaluated epochs without progress before the end [5].")
+@click.option("--tolerance", type=click.FloatRange(min=0), help="Early stopping: the smallest change that counts as progress [0].")
 @click.option("--checkpoint", type=_FOLDER, metavar="FOLDER", help="Write checkpoints into FOLDER, after each epoch by default.")
-@click.option("--checkpoint-every-steps", type=_COUNT, metavar="STEPS", help="Write a checkpoint every so many steps.")
-@click.option("--checkpoint-minutes", type=_ABOVE_ZERO, metavar="MINUTES", help="Write a checkpoint every so many minutes.")
+@click.option("--checkpoint-every-steps", type=_COUNT, metavar="STEPS", help="Write a checkpoint every STEPS steps.")
+@click.option("--checkpoint-minutes", type=_ABOVE_ZERO, metavar="MINUTES", help="Write a checkpoint every MINUTES minutes.")
 @click.option("--resume", is_flag=True, help="Continue from the newest checkpoint, if there is one.")
 @progress_option()
 @format_options
@@ -237,8 +237,8 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @metrics_option("the model on --test, or else on DATA")
 @click.option("--densities", is_flag=True, help="Record the density of gradient and sum at every step, for --json.")
 @device_option(
-    "Where samples, weights and gradients lie. gpu takes CuPy, and is for batches of many non-zeros: of --solver sgd, with --update ftrl, "
-    "or sgd without momentum, L1 and averages, and the strategies sparse, dense and the lossy ones."
+    "Where samples, weights and gradients are. gpu needs CuPy, and pays off for batches of many non-zeros. It supports --solver sgd with "
+    "--update ftrl, or sgd without momentum, L1 and averages, and the strategies sparse, dense and the lossy ones."
 )
 @click.option("--json", "json_path", type=OUTPUT_FILE, help="File for the results.")
 @names_option
@@ -246,11 +246,13 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 def train(data: Data, test: Path | None, initial_model: Path | None, json_path: Path | None, model_out: Path | None, **chosen: Any) -> None:
     """Train a linear model on DATA.
 
-    DATA is svmlight text, plain or compressed (.gz, .bz2, .xz, .zst), or the binary format of `convert`; or by its name a table (.csv,
-    .parquet, .arrow, .feather; .tsv with --target), of which --target names the labels; Vowpal Wabbit's text (.vw), compressed rows of
-    SciPy (.npz), or labels with plain text behind a tab (.tsv). It may be several files of one format, a folder of them, or a pattern in
-    quotes; a pipe, as of the shell's <(...); or `-`, text on standard input. Labels are numbers, or in text names of classes. Under mpiexec
-    the ranks share the samples. A step averages the gradients of --batch-size samples of every rank.
+    DATA is svmlight text, plain or compressed (.gz, .bz2, .xz, .zst), or the binary format of `convert`. Other formats are recognised by
+    the file name: tables (.csv, .parquet, .arrow, .feather; .tsv with --target), in which --target names the column of labels, Vowpal
+    Wabbit's text (.vw), compressed rows of SciPy (.npz), and lines of a label, a tab and plain text (.tsv). DATA may be several files of
+    one format, a folder of them, or a quoted pattern; a pipe, as from the shell's <(...); or `-`, text on standard input. Labels are
+    numbers, or in text formats names of classes.
+
+    Under mpiexec the ranks share the samples. A step averages the gradients of --batch-size samples on every rank.
 
     On SIGINT or SIGTERM, at any rank, all ranks write a checkpoint, if --checkpoint is given, and end with status 1.
     """
@@ -259,14 +261,14 @@ def train(data: Data, test: Path | None, initial_model: Path | None, json_path: 
     solver = chosen["solver"]
     if solver == AUTO:
         solver = SGD if train_options.asks_for_steps(chosen, given) else DUAL
-    asked = asked | {"solver": solver, "solver_is_said": solver == SGD or chosen["solver"] != AUTO}
+    asked = asked | {"solver": solver, "solver_given": solver == SGD or chosen["solver"] != AUTO}
     if asked["model"] == Hinge.name and asked["loss"] is None:
         asked = asked | {"loss": svm_loss(solver, False)}
     chosen = train_options.completed(asked, initial_model is not None, given)
     train_options.check(chosen, test is not None)
     array_module_of(chosen["device"])
     if both_standard_input(data, test):
-        raise click.UsageError("standard input, -, can be read once: give DATA or --test another file")
+        raise click.UsageError("standard input, -, can be read only once: give another file for DATA or --test")
     comm = world()
     say: Callable[[str], None] = tqdm.write if comm.rank == 0 else lambda line: None
     agreed(comm, lambda: check_output(json_path, model_out, chosen["names"]) if comm.rank == 0 else None)
@@ -279,7 +281,7 @@ def train(data: Data, test: Path | None, initial_model: Path | None, json_path: 
     for remark in samples.remarks(chosen):
         say(remark)
     chosen = _with_solver(asked, chosen, samples, given, test is not None)
-    if not chosen["solver_is_said"]:
+    if not chosen["solver_given"]:
         say(f"solver {chosen['solver']}, {_penalty(chosen)}")
     start = _initial_weights(initial_model, samples, chosen["intercept"], comm)
     if start is not None:
@@ -349,13 +351,13 @@ def train(data: Data, test: Path | None, initial_model: Path | None, json_path: 
 
 
 def _asked_metrics(samples: Samples, asked: tuple[str, ...] | None) -> list[str]:
-    """Return the names of the metrics to be measured; raise UsageError if the model that is trained on these samples has none such."""
+    """Return the names of the metrics to measure; raise UsageError if the model trained on these samples does not have one of them."""
     classes = np.array(samples.classes) if samples.classes else np.empty(0)
     return asked_metrics(FittedModel(samples.model.name, np.zeros(1), 0.0, classes), asked)
 
 
 def _measured(model: FittedModel, samples: Samples, names: list[str], comm: Any) -> dict[str, dict[str, Any]]:
-    """Return the metrics of the test set, or of the training set where there is none, under the name of the set; collective."""
+    """Return the metrics of the test set (or of the training set without one) by the name of the set; collective."""
     of, measured = ("train", samples.training) if samples.testing is None else ("test", samples.testing)
     scores, labels = agreed(comm, lambda: scores_of(model, measured)), measured.labels
     if samples.classes:
@@ -366,8 +368,8 @@ def _measured(model: FittedModel, samples: Samples, names: list[str], comm: Any)
 def _with_solver(
     asked: dict[str, Any], chosen: dict[str, Any], samples: Samples, given: set[str], tested: bool
 ) -> dict[str, Any]:
-    """The options with the solver that these samples are for, where it was left open."""
-    if asked["solver_is_said"]:
+    """Return the options with the solver that suits these samples, if none was requested."""
+    if asked["solver_given"]:
         return chosen
     name, values = train_options.strengths(chosen)
     factors = [train_options.factors(chosen | {name: value}, samples.counted) for value in values]
@@ -387,10 +389,10 @@ def _penalty(chosen: dict[str, Any]) -> str:
     name, values = train_options.strengths(chosen)
     if len(values) > 1:
         return f"{name} {', '.join(f'{value:g}' for value in values)}"
-    said = [f"{name} {chosen[name]}" for name in ("l2", "l1") if chosen[name]]
-    if said:
-        return ", ".join(said)
-    steps = chosen["solver"] == SGD and chosen["solver_is_said"] and chosen["C"] is None
+    given = [f"{name} {chosen[name]}" for name in ("l2", "l1") if chosen[name]]
+    if given:
+        return ", ".join(given)
+    steps = chosen["solver"] == SGD and chosen["solver_given"] and chosen["C"] is None
     strength = train_options.default_c(chosen) if chosen["C"] is None else chosen["C"]
     if steps or chosen["l2"] == 0:
         return "no penalty"
@@ -398,15 +400,15 @@ def _penalty(chosen: dict[str, Any]) -> str:
 
 
 def _given() -> set[str]:
-    """The names of the options that are on the command line."""
+    """Return the names of the options given on the command line."""
     context = click.get_current_context()
     return {name for name in context.params if context.get_parameter_source(name) != ParameterSource.DEFAULT}
 
 
 def _initial_weights(path: Path | None, samples: Samples, intercept: bool | None, comm: Any) -> np.ndarray | None:
-    """The weights of a model file, read on rank 0, as those of a run on these samples; collective.
+    """Read the weights of a model file on rank 0, and return them in the layout of a run on these samples; collective.
 
-    They have an ``intercept`` if the model has one, unless it is said.
+    They include an ``intercept`` if that is true, or if it is None and the model has one.
     """
     if path is None:
         return None
@@ -415,7 +417,7 @@ def _initial_weights(path: Path | None, samples: Samples, intercept: bool | None
         found = load_model(path)
         fault = _unfit(found, samples, intercept)
         if fault is not None:
-            raise ModelFileError(f"{path} is no model to start from: {fault}")
+            raise ModelFileError(f"training cannot start from {path}: {fault}")
         weights, shifts = scores_for(samples.model, found)
         more = bool(np.any(found.intercept)) if intercept is None else intercept
         start = np.zeros((samples.training.features + more, *weights.shape[1:]), samples.training.values.dtype)
@@ -428,24 +430,24 @@ def _initial_weights(path: Path | None, samples: Samples, intercept: bool | None
 
 
 def _unfit(found: FittedModel, samples: Samples, intercept: bool | None) -> str | None:
-    """Why a run on these samples cannot start from a model, None if it can."""
+    """Return the reason why a run on these samples cannot start from a model, None if it can."""
     features, model, scores = samples.training.features, samples.model, np.atleast_2d(found.weights).shape[0]
-    two = model.columns == 2  # whose scores a file keeps as one
+    two = model.columns == 2  # a model file stores the scores of two classes as one
     if found.model != (Logistic.name if two else model.name) or scores != (1 if two else model.columns or 1):
-        wanted = "one" if two or model.columns is None else f"{model.columns}, one a class"
-        return f"it is of kind {found.model!r} with {scores} score{'s' * (scores > 1)}; --model is {model.name}, with {wanted}"
+        wanted = "one" if two or model.columns is None else f"{model.columns}, one per class"
+        return f"it is a {found.model!r} model with {scores} score{'s' * (scores > 1)}, but --model is {model.name}, with {wanted}"
     if found.loss != model.variant:
-        return f"its loss is {found.loss or 'the first'}, and that of --loss {model.loss_name}"
+        return f"its loss is {found.loss or 'the default'}, but --loss is {model.loss_name}"
     if found.n_features > features:
-        return f"it has {found.n_features} features, and the samples {features}: give --features {found.n_features}"
+        return f"it has {found.n_features} features, but the samples have {features}: give --features {found.n_features}"
     if samples.classes is not None and found.classes.tolist() != list(samples.classes):
         theirs, ours = (" and ".join(map(str, classes)) for classes in (found.classes.tolist(), samples.classes))
-        return f"its classes are {theirs}, and those of the samples {ours}"
+        return f"its classes are {theirs}, but those of the samples are {ours}"
     if np.any(found.intercept) and intercept is False:
         return "it has an intercept: leave --no-intercept out"
     return None
 
 
 def _peak_memory() -> int:
-    """Bytes of memory that this process has had at most."""
+    """Return this process's peak memory in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

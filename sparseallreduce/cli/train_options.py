@@ -1,4 +1,4 @@
-"""What the options of `sparseallreduce train` come to: refused combinations, and the parts of a trainer that they describe."""
+"""The options of `sparseallreduce train`: checks of their combinations, and the parts of a trainer that they describe."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ __all__ = [
     "strengths",
 ]
 
-RATES = {"sgd": 0.5, "ftrl": 0.5, "arow": 1.0}  # where none is given
-# Of ftrl for classes, where none is given. Without a beta rare features outweigh frequent ones: the test accuracy on samples like those of
-# URL was 0.82 after ten passes, where it is 0.91 with these, as LIBLINEAR's.
+RATES = {"sgd": 0.5, "ftrl": 0.5, "arow": 1.0}  # default learning rates
+# Defaults of ftrl for classes. Without a beta rare features outweigh frequent ones: after ten passes over samples like those of URL the
+# test accuracy is 0.82 instead of 0.91, which LIBLINEAR also reaches.
 CLASSES_RATE, CLASSES_BETA = 5.0, 20.0
-# What --C search stands for, and the folds where there is nothing else that it could choose by, as many as LIBLINEAR takes.
+# The values that --C search stands for, and its default number of folds, which is also LIBLINEAR's.
 SEARCH, GRID, FOLDS = "search", (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0), 5
-BATCH, STEPS = 100, 64  # samples of a rank in a step at most, and steps of a pass at least, where no batch is given
-# What means something to rounds or to steps alone. Passes are counted of steps, and rounds may be as many, where the solver is said.
+BATCH, STEPS = 100, 64  # defaults: most samples per rank and step, and fewest steps per epoch
+# Options that apply only to solvers in rounds, and only to SGD. --epochs counts passes of SGD, or rounds if the solver is given.
 _OF_ROUNDS = ("gap",)
 _OF_SGD = (
     *("update", "batch_size", "learning_rate", "beta", "schedule", "decay", "decay_epochs", "scale_with_batch", "warmup", "l1", "momentum"),
@@ -65,7 +65,7 @@ _OF_SGD = (
     *("checkpoint_every_steps", "checkpoint_minutes", "resume", "densities"),
 )
 
-# What --decay means to a schedule: the name of its parameter.
+# The parameter of each schedule that --decay sets.
 _DECAY = {"inverse-scaling": "power", "inverse-time": "halving", "step-decay": "factor", "bold-driver": "cut", "plateau": "factor"}
 
 
@@ -87,12 +87,12 @@ class ClassWeights(click.ParamType):  # type: ignore[type-arg]  # generic in lat
 
 
 def _label(word: str) -> float | str:
-    """A label as it stands in text: a name, or a number."""
+    """Return a label from its text: a name, or a number."""
     return word if is_name(word.encode()) else float(word)
 
 
 class Numbers(click.ParamType):  # type: ignore[type-arg]  # generic in later versions of click
-    """A number of a range, or several, as in `1e-6,1e-5`: then a tuple. Or the word ``also``, if there is one."""
+    """A number in a range, or several separated by commas, as a tuple; or the word ``also``, if given."""
 
     name = "float,..."
 
@@ -102,15 +102,15 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]  # generic in later ve
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not isinstance(value, str) or value == self._also:
             return value
-        convert: Callable[..., float] = self._allowed.convert  # of text, too
+        convert: Callable[..., float] = self._allowed.convert  # also accepts text
         numbers = tuple(convert(each, param, ctx) for each in value.split(","))
         if len(set(numbers)) < len(numbers):
-            self.fail(f"{value!r} names a number twice", param, ctx)
+            self.fail(f"{value!r} contains a number twice", param, ctx)
         return numbers if len(numbers) > 1 else numbers[0]
 
 
 def searched(chosen: dict[str, Any]) -> dict[str, Any]:
-    """Return the options with numbers in the place of `--C search`, and folds to choose by where no samples are held out otherwise."""
+    """Return the options with `--C search` replaced by numbers, and with folds unless samples are held out anyway."""
     if chosen["C"] != SEARCH:
         return chosen
     holds_out = chosen["folds"] is not None or chosen["validation"] is not None
@@ -118,57 +118,57 @@ def searched(chosen: dict[str, Any]) -> dict[str, Any]:
 
 
 def strengths(chosen: dict[str, Any]) -> tuple[str, tuple[Any, ...]]:
-    """Return the option that says how strong the penalty is, C or l2, and its values, each of which is a model; None if it is not given."""
+    """Return the option that sets the strength of the penalty (C or l2) and its values, one per model; None if it is not given."""
     name = "C" if chosen["l2"] is None else "l2"
     return name, chosen[name] if isinstance(chosen[name], tuple) else (chosen[name],)
 
 
 def asks_for_steps(chosen: dict[str, Any], given: set[str]) -> bool:
-    """Return True if any option on the command line needs steps along gradients, and so rules out the other solvers."""
+    """Return True if any option on the command line needs SGD, which rules out the other solvers."""
     watch = chosen["early_stopping"] or ""
     return watch.startswith("progressive") or chosen["device"] != "cpu" or "epochs" in given or any(name in given for name in _OF_SGD)
 
 
 def factors(chosen: dict[str, Any], counted: float) -> Factors:
-    """The factors of the penalties, where the samples that are trained on count so much together, and C and l2 are a number each or none.
+    """Return the factors of the penalties, where C and l2 are a number or None; ``counted`` is the total weight of the samples.
 
-    Steps that are asked for have no penalty if none is.
+    If SGD is requested without a penalty, there is none.
     """
     l2 = chosen["l2"]
-    if l2 is None and chosen["C"] is None and chosen["solver_is_said"] and chosen["solver"] == SGD:
+    if l2 is None and chosen["C"] is None and chosen["solver_given"] and chosen["solver"] == SGD:
         return Factors(0.0, chosen["l1"])
     return Penalty(_default(chosen["C"], default_c(chosen)), l2=l2, l1=chosen["l1"]).factors(counted)
 
 
 def default_c(chosen: dict[str, Any]) -> float | None:
-    """Return the C where no penalty is said: None of numbers, as of the estimator, which is a penalty that does not depend on samples."""
+    """Return the default C; None for regression, as in the estimators: their default penalty does not depend on the samples."""
     return 1.0 if MODELS[chosen["model"]].classifies else None
 
 
 def completed(chosen: dict[str, Any], started: bool, given: set[str]) -> dict[str, Any]:
-    """All options, where the update is chosen by the others if it was not given, and so is the learning rate.
+    """Return all options, with the update and the learning rate chosen by the other options if they were not given.
 
     Raises
     ------
     click.UsageError
-        If one of those ``given`` means nothing to the solver, which is none of "auto" here.
+        If one of the ``given`` options does not apply to the solver, which is not "auto" here.
 
     Notes
     -----
-    The model is svm for arow, which knows no other. A rate that is given is one of sgd, which scripts from when there was no other are
-    tuned to; lossy strategies are published with sgd; and the first steps of ftrl move every weight far, those of a model to start from
-    too. An intercept costs adaptive steps next to nothing, and sets of which one class is rare need one; whether a model to start from has
-    one is not known here.
+    With arow the model is svm, the only one that arow supports. A given learning rate selects sgd, since scripts older than the other
+    updates are tuned to it. So do lossy strategies, which are published with sgd, and an initial model, because the first steps of ftrl
+    move every weight far. An intercept costs adaptive steps next to nothing, and data with a rare class needs one; whether an initial model
+    has one is not known here.
     """
     rounds = in_rounds(chosen["solver"])
-    strange = next((name for name in (_OF_SGD if rounds else _OF_ROUNDS) if name in given), None)
-    if strange is not None:
+    unsuitable = next((name for name in (_OF_SGD if rounds else _OF_ROUNDS) if name in given), None)
+    if unsuitable is not None:
         theirs = SGD if rounds else DUAL
-        raise click.UsageError(f"--{strange.replace('_', '-')} is of --solver {theirs}: leave it out, or take that")
+        raise click.UsageError(f"--{unsuitable.replace('_', '-')} is for --solver {theirs}: leave it out, or use it")
     if rounds:
         chosen = chosen | {"strategy": SparseStrategy.name}
         several = "ovr" if chosen["multiclass"] == "auto" and chosen["solver"] == COCOA else chosen["multiclass"]
-        gap = 1e-3 if chosen["gap"] is None and chosen["solver_is_said"] else chosen["gap"]
+        gap = 1e-3 if chosen["gap"] is None and chosen["solver_given"] else chosen["gap"]
         default = {"epochs": _default(chosen["epochs"], 1000), "gap": gap, "multiclass": several}
         intercept = chosen["intercept"] is not False if chosen["solver"] != COCOA else bool(chosen["intercept"])
         return chosen | default | {"intercept": intercept}
@@ -194,7 +194,7 @@ def _default(value: Any, default: Any) -> Any:
 
 
 def _of_sgd_alone(chosen: dict[str, Any]) -> list[str]:
-    """The options that are given and mean nothing to adaptive weights, or are made for others."""
+    """Return the given options that do not apply to adaptive weights, or are not designed for them."""
     given = [f"--{name.replace('_', '-')}" for name in ("momentum", "nesterov", "average", "scale_with_batch") if chosen[name]]
     if chosen["schedule"] != "constant":
         given.append(f"--schedule {chosen['schedule']}")
@@ -204,86 +204,86 @@ def _of_sgd_alone(chosen: dict[str, Any]) -> list[str]:
 
 
 def check(chosen: dict[str, Any], tested: bool) -> None:
-    """Refuse what does not go together.
+    """Raise an error for options that do not fit together.
 
     Raises
     ------
     click.UsageError
-        Saying what to change.
+        Says what to change.
     """
     kind = STRATEGIES[chosen["strategy"]]
     decays = chosen["schedule"] in _DECAY
     (name, values), watch, folds = strengths(chosen), chosen["early_stopping"] or "", chosen["folds"]
     several, solver = len(values) > 1, chosen["solver"]
     factors = [factor for factor in values if name == "l2"]
-    rounds, dual = in_rounds(solver), solver in (DUAL, COCOA) and chosen["solver_is_said"]
+    rounds, dual = in_rounds(solver), solver in (DUAL, COCOA) and chosen["solver_given"]
     wrong = {
         "--C and --l2 both set the penalty: leave one of them out": chosen["C"] is not None and bool(factors),
         "--C and --l1 both set the penalty: leave one of them out": chosen["C"] is not None and chosen["l1"] > 0,
-        f"--solver {solver} knows no loss of --model {chosen['model']}: take --solver sgd": dual and not MODELS[chosen["model"]].classifies,
+        f"--solver {solver} has no loss of --model {chosen['model']}: use --solver sgd": dual and not MODELS[chosen["model"]].classifies,
         f"--solver {solver} needs a penalty: give a --l2 above 0, or leave it out": dual and not all(factor > 0 for factor in factors),
-        "--beta is of --update ftrl: leave it out, or take that": bool(chosen["beta"]) and chosen["update"] != "ftrl",
-        f"--early-stopping watches {watch}, which is of --solver sgd: watch another figure": rounds and watch.startswith("progressive"),
-        "--strategy local is of --update ftrl: leave it out, or take that": kind is LocalStepsStrategy and chosen["update"] != "ftrl",
-        "--algorithm is of the strategies sparse and overlapped: leave it out, or take one of them": chosen["algorithm"] != "auto"
+        "--beta is for --update ftrl: leave it out, or use it": bool(chosen["beta"]) and chosen["update"] != "ftrl",
+        f"--early-stopping watches {watch}, which is for --solver sgd: watch another metric": rounds and watch.startswith("progressive"),
+        "--strategy local is for --update ftrl: leave it out, or use it": kind is LocalStepsStrategy and chosen["update"] != "ftrl",
+        "--algorithm is for the strategies sparse and overlapped: leave it out, or use one of them": chosen["algorithm"] != "auto"
         and not issubclass(kind, SparseStrategy),
-        f"--density is for the strategies {', '.join(LOSSY)}: leave it out, or take one of them": chosen["density"] is not None
+        f"--density is for the strategies {', '.join(LOSSY)}: leave it out, or use one of them": chosen["density"] is not None
         and not issubclass(kind, LossyStrategy),
-        "--servers is of the strategies ps-sync and ps-async: leave it out, or take one of them": chosen["servers"] != 1
+        "--servers is for the strategies ps-sync and ps-async: leave it out, or use one of them": chosen["servers"] != 1
         and not issubclass(kind, ParameterServer),
-        "--decay is of every --schedule but constant: leave it out, or choose one": chosen["decay"] is not None and not decays,
-        "--decay-epochs is of --schedule step-decay and plateau: leave it out, or take one of them": chosen["decay_epochs"] is not None
+        "--decay is for all schedules but constant: leave it out, or choose one": chosen["decay"] is not None and not decays,
+        "--decay-epochs is for --schedule step-decay and plateau: leave it out, or use one of them": chosen["decay_epochs"] is not None
         and chosen["schedule"] not in ("step-decay", "plateau"),
-        "--warmup is for a rate that is scaled: give --scale-with-batch too": chosen["warmup"] > 0 and chosen["scale_with_batch"] is None,
-        "--nesterov is a kind of momentum: give --momentum too": chosen["nesterov"] and not chosen["momentum"],
-        f"--average begins with an epoch, and there are {chosen['epochs']}: lower it, or raise --epochs": (chosen["average"] or 0)
+        "--warmup needs a scaled learning rate: give --scale-with-batch too": chosen["warmup"] > 0 and chosen["scale_with_batch"] is None,
+        "--nesterov needs momentum: give --momentum too": chosen["nesterov"] and not chosen["momentum"],
+        f"--average starts after the last of {chosen['epochs']} epochs: lower it, or raise --epochs": (chosen["average"] or 0)
         > max(1, chosen["epochs"]),
-        "--patience and --tolerance are of early stopping: give --early-stopping too": chosen["early_stopping"] is None
+        "--patience and --tolerance are for early stopping: give --early-stopping too": chosen["early_stopping"] is None
         and (chosen["patience"] is not None or chosen["tolerance"] is not None),
         "--early-stopping watches the test set: give --test too": watch.startswith("test") and not tested,
-        "--early-stopping watches samples that are held out: give --validation too": watch.startswith("validation")
+        "--early-stopping watches held-out samples: give --validation too": watch.startswith("validation")
         and chosen["validation"] is None,
-        f"--early-stopping watches {watch}, which --evaluate-every 0 leaves out: watch progressive_loss, or evaluate": not chosen[
+        f"--early-stopping watches {watch}, which --evaluate-every 0 turns off: watch progressive_loss, or evaluate": not chosen[
             "evaluate_every"
         ]
         and watch.startswith(("train", "test", "validation")),
-        "--validation chooses by evaluations, which --evaluate-every 0 leaves out: leave out one of them": chosen["validation"] is not None
+        "--validation needs evaluations, which --evaluate-every 0 turns off: leave out one of them": chosen["validation"] is not None
         and not chosen["evaluate_every"],
-        f"several --{name} are chosen from by samples that are held out: give --validation too, or --folds": several
+        f"choosing among several --{name} needs held-out samples: give --validation or --folds too": several
         and chosen["validation"] is None
         and folds is None,
-        f"--checkpoint keeps the state of one run: give one --{name}, and leave out --folds": (several or folds is not None)
+        f"--checkpoint stores the state of one run: give one --{name}, and leave out --folds": (several or folds is not None)
         and chosen["checkpoint"] is not None,
-        "--folds compares models of several penalties: give these, as --C 0.01,0.1,1,10, or --C search": folds is not None
+        "--folds compares several penalties: give them, as --C 0.01,0.1,1,10, or --C search": folds is not None
         and values == (None,),
         "--folds and --validation both set the samples to hold out: leave one of them out": folds is not None
         and chosen["validation"] is not None,
-        "--folds compares models that are trained: raise --epochs": folds is not None and chosen["epochs"] == 0,
+        "--folds needs trained models: raise --epochs": folds is not None and chosen["epochs"] == 0,
         "--resume and the options of checkpoints need --checkpoint": chosen["checkpoint"] is None
         and (chosen["resume"] or chosen["checkpoint_every_steps"] is not None or chosen["checkpoint_minutes"] is not None),
-        "--class-weight is for classes: leave it out, or take --model logistic or svm": chosen["class_weight"] is not None
+        "--class-weight is for classes: leave it out, or use --model logistic or svm": chosen["class_weight"] is not None
         and not MODELS[chosen["model"]].classifies,
-        "--multiclass is for classes: leave it out, or take --model logistic or svm": chosen["multiclass"] != "auto"
+        "--multiclass is for classes: leave it out, or use --model logistic or svm": chosen["multiclass"] != "auto"
         and not MODELS[chosen["model"]].classifies,
-        "--multiclass multinomial is a logistic model: take --multiclass ovr, or --model logistic": chosen["multiclass"] == "multinomial"
+        "--multiclass multinomial is a logistic model: use --multiclass ovr, or --model logistic": chosen["multiclass"] == "multinomial"
         and chosen["model"] not in ("logistic", "linear"),
-        f"--loss of --model {chosen['model']} is {' or '.join(LOSSES[chosen['model']])}: take one of them": chosen["loss"] is not None
+        f"--loss of --model {chosen['model']} is {' or '.join(LOSSES[chosen['model']])}: use one of them": chosen["loss"] is not None
         and chosen["loss"] not in LOSSES[chosen["model"]],
-        f"--epsilon is of --loss {', '.join(OF_EPSILON)}: leave it out, or take one of them": chosen["epsilon"] is not None
+        f"--epsilon is for --loss {', '.join(OF_EPSILON)}: leave it out, or use one of them": chosen["epsilon"] is not None
         and chosen["loss"] not in OF_EPSILON,
-        "--quantile is of --loss quantile: leave it out, or take that": chosen["quantile"] is not None and chosen["loss"] != "quantile",
+        "--quantile is for --loss quantile: leave it out, or use it": chosen["quantile"] is not None and chosen["loss"] != "quantile",
         "the product of --learning-rate and --l2 must be below 1 minus --momentum: lower one of them": chosen["update"] == "sgd"
         and 1 - chosen["momentum"] <= chosen["learning_rate"] * max(factors, default=0.0),
         "--l2 must be a finite number": not all(map(math.isfinite, factors)),
     }
     if chosen["update"] not in (None, "sgd") and (given := _of_sgd_alone(chosen)):
-        wrong[f"{given[0]} is of --update sgd: leave it out, or take that"] = True
+        wrong[f"{given[0]} is for --update sgd: leave it out, or use it"] = True
     if chosen["update"] == "arow":
-        of_svm = f"--update arow is of --model svm: leave --model {chosen['model']} out, or take --update ftrl"
-        without = f"--strategy {chosen['strategy']} does without --update arow: take ftrl, or --strategy sparse or dense"
+        of_svm = f"--update arow is for --model svm: leave --model {chosen['model']} out, or use --update ftrl"
+        without = f"--strategy {chosen['strategy']} does not support --update arow: use ftrl, or --strategy sparse or dense"
         wrong |= {of_svm: chosen["model"] != Hinge.name, without: not kind.sums_batches}
     if chosen["device"] == "gpu":
-        wrong |= {f"--device gpu does without {what}": holds for what, holds in _of_the_host(chosen).items()}
+        wrong |= {f"--device gpu does not support {what}": holds for what, holds in _unsupported_on_gpu(chosen).items()}
     wrong["--C must be a finite number"] = name == "C" and not all(math.isfinite(value or 0.0) for value in values)
     for name in ("epsilon", "gap", "beta", "learning_rate", "l1", "decay", "tolerance", "checkpoint_minutes"):
         wrong[f"--{name.replace('_', '-')} must be a finite number"] = not math.isfinite(chosen[name] or 0.0)
@@ -292,29 +292,29 @@ def check(chosen: dict[str, Any], tested: bool) -> None:
             raise click.UsageError(message)
 
 
-def _of_the_host(chosen: dict[str, Any]) -> dict[str, bool]:
+def _unsupported_on_gpu(chosen: dict[str, Any]) -> dict[str, bool]:
     """What is done on the host alone, and what to take instead; and whether it is asked for."""
     kind = STRATEGIES[chosen["strategy"]]
     instead, worked = "leave it out, or leave out --device", f"sparse, dense or one of {', '.join(LOSSY)}"
     return {
-        f"--solver {chosen['solver']}: take --solver sgd, or leave out --device": in_rounds(chosen["solver"]),
-        f"--strategy {chosen['strategy']}: take {worked}, or leave out --device": "gpu" not in kind.devices,
-        "--update arow: take ftrl or sgd, or leave out --device": chosen["update"] == "arow",
+        f"--solver {chosen['solver']}: use --solver sgd, or leave out --device": in_rounds(chosen["solver"]),
+        f"--strategy {chosen['strategy']}: use {worked}, or leave out --device": "gpu" not in kind.devices,
+        "--update arow: use ftrl or sgd, or leave out --device": chosen["update"] == "arow",
         f"--momentum: {instead}": chosen["momentum"] > 0,
         f"--average: {instead}": chosen["average"] is not None,
-        "--l1 with --update sgd: take --update ftrl, or leave it out": chosen["l1"] > 0 and chosen["update"] == "sgd",
+        "--l1 with --update sgd: use --update ftrl, or leave it out": chosen["l1"] > 0 and chosen["update"] == "sgd",
         f"--threads: {instead}": chosen["threads"] != 1,
     }
 
 
 def model(chosen: dict[str, Any]) -> LinearModel:
-    """The model, with its loss."""
+    """Return the model, with its loss."""
     loss = chosen["loss"]
     return model_of(chosen["model"], loss, chosen["epsilon"] if loss in OF_EPSILON else chosen["quantile"] if loss == "quantile" else None)
 
 
 def descent(chosen: dict[str, Any], steps: int) -> Descent:
-    """How the weights descend, where an epoch has so many steps."""
+    """Return the settings of the weight updates; ``steps`` is the number of steps per epoch."""
     return Descent(
         l2=chosen["l2"],
         intercept=chosen["intercept"],
@@ -327,12 +327,12 @@ def descent(chosen: dict[str, Any], steps: int) -> Descent:
 
 
 def schedule(chosen: dict[str, Any], steps: int, batch: int) -> Schedule:
-    """The learning rate, where an epoch has so many steps and a step takes so many samples.
+    """Return the schedule of the learning rate, for epochs of ``steps`` steps with ``batch`` samples each.
 
     Raises
     ------
     click.UsageError
-        If --decay is nothing that the schedule can use, or the rate is scaled beyond what --l2 bears.
+        If --decay does not suit the schedule, or the scaled rate is too large for --l2.
     """
     name, rate, decay, epochs = chosen["schedule"], chosen["learning_rate"], chosen["decay"], chosen["decay_epochs"]
     options: dict[str, Any] = {}
@@ -358,28 +358,28 @@ def schedule(chosen: dict[str, Any], steps: int, batch: int) -> Schedule:
 
 
 def stopping(chosen: dict[str, Any]) -> EarlyStopping | None:
-    """When to end before the last epoch."""
+    """Return the rule for early stopping, None if there is none."""
     if chosen["early_stopping"] is None:
         return None
     return EarlyStopping(chosen["early_stopping"], chosen["patience"] or 5, chosen["tolerance"] or 0.0)
 
 
 def batch_size(chosen: dict[str, Any], samples: int, workers: int) -> int:
-    """Samples that each of so many workers takes in a step, by default few enough for some steps in a pass over all ``samples``."""
+    """Return the samples per worker and step, by default small enough for ``STEPS`` steps per pass over all ``samples``."""
     if chosen["batch_size"] is not None:
         return int(chosen["batch_size"])
     return BATCH if chosen["update"] == "sgd" else min(BATCH, max(1, samples // (STEPS * workers)))
 
 
 def checkpoints(chosen: dict[str, Any]) -> Checkpoints | None:
-    """Where and how often to write checkpoints."""
+    """Return where and how often to write checkpoints, None for never."""
     if chosen["checkpoint"] is None:
         return None
     return Checkpoints(chosen["checkpoint"], chosen["checkpoint_every_steps"], chosen["checkpoint_minutes"])
 
 
 def strategy_options(chosen: dict[str, Any]) -> dict[str, Any]:
-    """Options of the chosen strategy, beside the data set, the communicator and the descent."""
+    """Return the options of the chosen strategy, besides the data set, the communicator and the descent."""
     kind = STRATEGIES[chosen["strategy"]]
     options = {"threads": chosen["threads"]}
     if chosen["device"] != "cpu":

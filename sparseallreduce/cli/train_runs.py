@@ -1,4 +1,4 @@
-"""A run of `sparseallreduce train`: by steps of SGD, or in rounds of a solver."""
+"""Runs of `sparseallreduce train`: SGD, or a solver that works in rounds."""
 
 from __future__ import annotations
 
@@ -37,31 +37,31 @@ __all__ = ["Ends", "Run", "by_steps", "ends_by_steps", "ends_in_rounds", "in_rou
 
 @dataclass(frozen=True)
 class Run:
-    """A model that was trained."""
+    """A trained model, with the history of its training."""
 
     l2: float
     history: list[Epoch] | list[Figures]
     fitted: FittedModel
-    speed: float | None  # non-zeros a second and rank; None in rounds, which visit some samples more often
-    best_epoch: int | None  # after which this is the model, where samples were held out
-    cost: float  # on these
-    batch_size: int | None = None  # samples of a rank in a step; None in rounds
-    picked: dict[str, float] | None = None  # learning rate, beta and power of the decay, and the seconds that it took to pick them
+    speed: float | None  # non-zeros per second and rank; None in rounds, which visit some samples more often than others
+    best_epoch: int | None  # the epoch whose weights the model has; None if the last
+    cost: float  # on the held-out samples, infinite without them
+    batch_size: int | None = None  # samples per rank and step; None in rounds
+    picked: dict[str, float] | None = None  # learning rate, beta, power of the decay, and the seconds for picking them
 
 
-#: A model that was trained: what the last epoch or round came to, and its trainer.
+#: Trained models: for each, the figures of its last epoch or round, and its trainer.
 Ends = Iterator[tuple[Epoch | Figures, Trainer | RoundTrainer]]
 
 
 def penalised(samples: Samples, chosen: dict[str, Any]) -> dict[str, Any]:
-    """Return the options with the factors of the penalty, where --C and --l2 are a number each or none."""
+    """Return the options with the factors of the penalty, where --C and --l2 are a number or None."""
     total = samples.training.total_samples
     factors = train_options.factors(chosen, samples.counted * (1 - held_out(total, chosen["validation"] or 0.0) / total))
     return chosen | {"l2": factors.l2, "l1": factors.l1}
 
 
 def ends_by_steps(samples: Samples, each: list[dict[str, Any]], start: np.ndarray | None, comm: Any) -> Ends:
-    """Train a model by each of these options, from the same start, and yield how it ended; collective."""
+    """Train one model for each of the options, all from the same start, and yield its last epoch and trainer; collective."""
     for chosen in each:
         trainer, _ = _trainer(samples.model, samples.training, samples.nonzeros, chosen, start, comm, lambda line: None)
         with _stopping_on_signals(trainer):
@@ -70,7 +70,7 @@ def ends_by_steps(samples: Samples, each: list[dict[str, Any]], start: np.ndarra
 
 
 def ends_in_rounds(samples: Samples, each: list[dict[str, Any]], comm: Any) -> Ends:
-    """Train a model by each of these options, which differ in l2 alone, from where the one before ended; collective."""
+    """Train one model for each of the options, which differ only in l2, each from the previous one's end; collective."""
     trainer: RoundTrainer | None = None
     for chosen in each:
         if trainer is None:
@@ -83,12 +83,12 @@ def ends_in_rounds(samples: Samples, each: list[dict[str, Any]], comm: Any) -> E
 
 
 def by_steps(samples: Samples, chosen: dict[str, Any], start: np.ndarray | None, comm: Any, say: Callable[[str], None]) -> Run:
-    """Train, and print a line an epoch; collective."""
+    """Train by SGD, and print a line per epoch; collective."""
     trainer, pick = _trainer(samples.model, samples.training, samples.nonzeros, chosen, start, comm, say)
     shown, held = 0, chosen["validation"] is not None
     description = f"training, l2 {chosen['l2']:g}" if chosen["l2"] else "training"
     total = trainer.steps * trainer.options.epochs
-    # The time left is by the mean of all steps so far, evaluations between them included.
+    # smoothing=0 estimates the time left from the mean over all steps so far, which includes evaluations.
     with (
         progress_bar(comm, desc=description, unit="step", total=total, initial=trainer.step, smoothing=0) as bar,
         _stopping_on_signals(trainer),
@@ -100,9 +100,9 @@ def by_steps(samples: Samples, chosen: dict[str, Any], start: np.ndarray | None,
             say(train_table.line(epoch, held))
     began = trainer.strategy.descent.average_from
     if began is not None and trainer.history and trainer.step <= began:
-        say("training ended before the epoch that --average begins with: the model is the weights after the last step, no mean")
+        say("training ended before the epoch at which --average starts: the model has the weights after the last step, not a mean")
     if trainer.best is not None:
-        say(f"the model is that after epoch {trainer.best.epoch}, which did best on the samples held out")
+        say(f"the model is that after epoch {trainer.best.epoch}, the best on the held-out samples")
     nonzeros = samples.nonzeros * trainer.division.total / samples.training.total_samples
     return Run(
         chosen["l2"],
@@ -117,7 +117,7 @@ def by_steps(samples: Samples, chosen: dict[str, Any], start: np.ndarray | None,
 
 
 def in_rounds(samples: Samples, chosen: dict[str, Any], comm: Any, say: Callable[[str], None]) -> Run:
-    """Train in rounds of CoCoA+, and print a line a round; collective."""
+    """Train in rounds, and print a line per round; collective."""
     trainer = _round_trainer(samples, chosen, comm)
     held = chosen["validation"] is not None
     with progress_bar(comm, desc=f"rounds, l2 {trainer.l2:g}", unit="round") as bar, _stopping_on_signals(trainer):
@@ -127,17 +127,17 @@ def in_rounds(samples: Samples, chosen: dict[str, Any], comm: Any, say: Callable
             say(train_table.rounds_line(figures, held))
             bar.update()
     if not trainer.converged:
-        say(f"the gap is not yet {chosen['gap'] or 1e-3:g} of the loss: raise --epochs, or --gap")
+        say(f"the gap has not reached {chosen['gap'] or 1e-3:g} of the loss: raise --epochs, or --gap")
     best = trainer.best_epoch
     if trainer.history and best != len(trainer.history):
-        say(f"the model is that after round {best}, " + ("which did best on the samples held out" if held else "whose loss is the lowest"))
+        say(f"the model is that after round {best}, " + ("the best on the held-out samples" if held else "whose loss is the lowest"))
     learned = trainer.weights().astype(samples.training.values.dtype, copy=False)
     cost = math.inf if trainer.best is None else trainer.best.cost
     return Run(trainer.l2, trainer.history, _fitted(samples, learned), None, best, cost)
 
 
 def _round_trainer(samples: Samples, chosen: dict[str, Any], comm: Any) -> RoundTrainer:
-    """Return the trainer of a solver that goes in rounds; collective."""
+    """Return the trainer of a solver that works in rounds; collective."""
     options = RoundOptions(
         rounds=chosen["epochs"],
         gap=chosen["gap"],
@@ -161,7 +161,7 @@ def _trainer(
     comm: Any,
     say: Callable[[str], None],
 ) -> tuple[Trainer, dict[str, float] | None]:
-    """The trainer, at its beginning or where a checkpoint has it go on, and what was picked for it; collective."""
+    """Return the trainer, at its start or at a checkpoint, and the learning rate picked for it; collective."""
     checkpoints = train_options.checkpoints(chosen)
     found, remarks = (None, []) if checkpoints is None else checkpoints.prepare(comm, chosen["resume"])
     for remark in remarks:
@@ -176,10 +176,10 @@ def _trainer(
     batch = size * workers
     if found is not None and found.whole_number("batch_size") == size and found.whole_number("batch of all ranks") != batch:
         batch = found.whole_number("batch of all ranks")
-        say(f"a step takes {batch:,} samples, as before, now of {workers} rank{'s' if workers > 1 else ''}")
+        say(f"a step uses {batch:,} samples, as before, now from {workers} rank{'s' if workers > 1 else ''}")
     steps = -(-total // batch)
     if chosen["update"] == "arow" and model.columns is not None:
-        raise click.UsageError(f"--update arow tells two classes apart, and there are {model.columns}: take --update ftrl")
+        raise click.UsageError(f"--update arow supports two classes, but there are {model.columns}: use --update ftrl")
     descent, unit = replace(train_options.descent(chosen, steps), columns=model.columns), 1.0
     schedule, pick = train_options.schedule(chosen, steps, batch), None
     if descent.adaptive:
@@ -198,7 +198,7 @@ def _trainer(
             if found is None:
                 division = divided(training, share, chosen["seed"], comm)
                 choice = picked(model, training, comm, division, damped, batch, size, chosen["seed"], unit)
-            else:  # what it has, if it is not from before there was a choice
+            else:  # the choice stored in the checkpoint; older checkpoints have none
                 rates = found.identity.get("schedule")
                 choice = next((each for each in CANDIDATES if described(each.schedule(steps)) == rates), None)
             if choice is not None:
@@ -231,7 +231,7 @@ def _trainer(
 
 @contextmanager
 def _stopping_on_signals(trainer: Trainer | RoundTrainer) -> Iterator[None]:
-    """Let SIGINT and SIGTERM stop the training after a step, or a round; the second such signal ends the process at once."""
+    """Let SIGINT and SIGTERM stop the training after a step or round; a second such signal ends the process immediately."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -249,15 +249,15 @@ def _stopping_on_signals(trainer: Trainer | RoundTrainer) -> Iterator[None]:
 
 
 def _fitted(samples: Samples, weights: np.ndarray) -> FittedModel:
-    """The model of weights whose row after the features, if there is one, is the intercept."""
+    """Return the fitted model of these weights; a row after the features, if there is one, is the intercept."""
     features = samples.training.features
-    intercept = weights[features:].sum(axis=0, dtype=np.float64)  # of one row, or of none
+    intercept = weights[features:].sum(axis=0, dtype=np.float64)  # of one row or none
     classes = np.array(samples.classes) if samples.classes else np.empty(0)
     model = fitted(samples.model, weights[:features], intercept, classes)
     return replace(model, zero_based=samples.training.zero_based)
 
 
 def _speed(trainer: Trainer, nonzeros: float) -> float | None:
-    """Non-zeros a second and rank through gradient and update, median over the epochs."""
+    """Return the median over the epochs of non-zeros per second and rank, for computing gradients and updates."""
     seconds = [epoch.seconds["compute"] + epoch.seconds["update"] for epoch in trainer.history]
     return nonzeros / trainer.strategy.workers / float(np.median(seconds)) if seconds else None

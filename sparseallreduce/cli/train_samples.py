@@ -1,4 +1,4 @@
-"""What `sparseallreduce train` reads: samples, labels and weights ready for the model."""
+"""Input of `sparseallreduce train`: samples, labels and weights ready for the model."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ __all__ = ["Samples", "read_samples"]
 
 @dataclass(frozen=True)
 class Samples:
-    """What has been read."""
+    """The samples of a training run."""
 
     training: Dataset
     testing: Dataset | None
     classes: tuple[Label, ...] | None
-    model: LinearModel  # of so many classes
-    nonzeros: int  # of the training set, on all ranks
+    model: LinearModel  # adapted to the number of classes
+    nonzeros: int  # of the training set, over all ranks
     seconds: float
-    counted: float  # what the training samples count together
+    counted: float  # total weight of the training samples
 
     def numbered(self, features: Occurring) -> Samples:
-        """The same, with no other features than these."""
+        """Return the samples restricted to these features."""
         testing = None if self.testing is None else features.renumbered(self.testing)
         return replace(self, training=features.renumbered(self.training), testing=testing)
 
@@ -59,12 +59,12 @@ class Samples:
         columns = "" if training.encoding is None else f" of {len(training.encoding.columns)} columns"
         return (
             f"{described(data)}: {training.total_samples:,} samples, {several}{training.features:,} features{columns}, "
-            f"{self.nonzeros / training.total_samples:.1f} non-zeros a sample; "
+            f"{self.nonzeros / training.total_samples:.1f} non-zeros per sample; "
             f"read by {comm.size} rank{'s' if comm.size > 1 else ''} in {self.seconds:.1f} s"
         )
 
     def remarks(self, chosen: dict[str, Any]) -> list[str]:
-        """What a user may not expect of the columns of a table."""
+        """Return remarks on how the columns of a table are used, where users may not expect it."""
         encoding = self.training.encoding
         if encoding is None:
             return []
@@ -76,7 +76,7 @@ class Samples:
 def read_samples(
     data: Data, test: Data | None, model: LinearModel, chosen: dict[str, Any], comm: Any, encoding: Encoding | None = None
 ) -> Samples:
-    """This rank's samples, labels and weights ready for the model, a table by an encoding that is given; collective."""
+    """Read this rank's samples, and prepare labels and weights for the model; collective. ``encoding`` is for tables."""
     start = time.perf_counter()
     cache = data_cache(chosen)
     with progress_bar(comm, desc="reading", unit="B", unit_scale=True) as bar:
@@ -107,7 +107,7 @@ def read_samples(
 
 
 def _importances_of_mean_one(samples: Dataset, comm: Any) -> Dataset:
-    """The samples, of which those of some formats may have weights of any scale."""
+    """Return the samples with weights scaled to a mean of one, since some formats allow any scale."""
     weighted = any(gather(comm, samples.weights is not None))
     return of_mean_one(samples, comm) if weighted else samples
 
@@ -117,11 +117,11 @@ def _class_weighted(training: Dataset, weights: Any, classes: tuple[Label, ...],
         return training
     if isinstance(weights, str):
         return weighted_by_class(training, weights, comm)
-    strange = next((label for label in weights if label not in classes), None)
-    if strange is not None:
-        most = 10  # that a line has room for
+    unknown = next((label for label in weights if label not in classes), None)
+    if unknown is not None:
+        most = 10  # labels that fit on a line
         listed = ", ".join(map(shown, classes[:-1][:most])) + (f" and {shown(classes[-1])}" if len(classes) <= most else ", ...")
-        raise click.UsageError(f"--class-weight names the label {shown(strange)}, and the labels are {listed}")
+        raise click.UsageError(f"--class-weight names the label {shown(unknown)}, but the labels are {listed}")
     codes = (-1.0, 1.0) if columns is None else tuple(map(float, range(columns)))
     chosen: dict[Label, float] = {codes[classes.index(label)]: weight for label, weight in weights.items()}
     return weighted_by_class(training, chosen, comm)

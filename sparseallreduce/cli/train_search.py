@@ -1,4 +1,4 @@
-"""Cross-validation for `sparseallreduce train --folds`: models of several penalties, compared by the samples that each fold holds out."""
+"""Cross-validation for `sparseallreduce train --folds`: compare penalties by the samples that each fold holds out."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ __all__ = ["Search", "search"]
 
 Array = NDArray[Any]
 
-_OF_CLASSES, _OF_NUMBERS = ("accuracy", "auc", "loss"), ("r2", "loss")  # figures of samples held out, as far as they are known
+_OF_CLASSES, _OF_NUMBERS = ("accuracy", "auc", "loss"), ("r2", "loss")  # metrics of held-out samples, if they are defined
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A penalty, and what its models came to."""
+    """A penalty, and the results of its models."""
 
-    strength: float  # of the option that says how strong the penalty is
-    figures: dict[str, list[float]]  # by name, one a fold, of the samples that it holds out; none where one of them is not known
+    strength: float  # value of --C or --l2
+    figures: dict[str, list[float]]  # by name, one value per fold on its held-out samples; absent unless all folds have it
     seconds: list[float]
 
     def mean(self, figure: str) -> float:
@@ -43,24 +43,24 @@ class Candidate:
 
     @property
     def cost(self) -> tuple[float, float]:
-        """The lower, the better: less of it is accurate, then the loss is higher."""
+        """The sort key, lower is better: negated accuracy if there is one, then loss."""
         return -self.mean("accuracy") if "accuracy" in self.figures else 0.0, self.mean("loss")
 
 
 @dataclass(frozen=True)
 class Search:
-    """All penalties that were tried.
+    """The results of all penalties.
 
-    Of two that are equally good, the best is the one that penalises more.
+    Of two equally good penalties, the stronger one is the best.
     """
 
-    name: str  # of the option: C or l2
+    name: str  # the option, C or l2
     folds: int
     candidates: list[Candidate]
 
     @property
     def best(self) -> float:
-        """The value of the best."""
+        """The best value."""
         return min(self._by_strength(), key=lambda one: one.cost).strength
 
     def _by_strength(self) -> list[Candidate]:
@@ -71,12 +71,12 @@ class Search:
         known = self.candidates[0].figures
         yield f"{self.folds} folds" + "".join(f"{f'held-out {figure}':>24}" for figure in known) + f"{'seconds':>12}"
         for one in self.candidates:
-            told = "".join(f"{one.mean(figure):14.5g} +- {np.std(one.figures[figure]):<6.2g}" for figure in known)
+            text = "".join(f"{one.mean(figure):14.5g} +- {np.std(one.figures[figure]):<6.2g}" for figure in known)
             mark = "  best" if one.strength == self.best else ""
-            yield f"{f'{self.name} {one.strength:g}':<{len(f'{self.folds} folds')}}{told}{sum(one.seconds):12.3f}{mark}"
+            yield f"{f'{self.name} {one.strength:g}':<{len(f'{self.folds} folds')}}{text}{sum(one.seconds):12.3f}{mark}"
 
     def record(self) -> dict[str, Any]:
-        """Return the table for --json: of each figure its mean, standard deviation, and value of every fold."""
+        """Return the table for --json: mean, standard deviation and values of all folds for each metric."""
         return {
             "parameter": self.name,
             "folds": self.folds,
@@ -94,24 +94,24 @@ class Search:
 
 
 def search(samples: Samples, chosen: dict[str, Any], start: Array | None, comm: Any) -> Search:
-    """Train a model of each penalty on all folds but one, for each fold in turn, and measure it on that one; collective.
+    """Train a model for each penalty and fold on the other folds, and evaluate it on the fold held out; collective.
 
-    Within a fold, solvers in rounds go from the strongest penalty to the weakest, each from where the one before ended; steps begin anew,
-    since a fixed number of passes comes to another model from another start.
+    Within a fold, solvers in rounds go from the strongest penalty to the weakest, each starting from the previous solution. SGD always
+    starts anew, since the result of a fixed number of passes depends on the start.
 
     Parameters
     ----------
     samples : Samples
-        Of all ranks; none of them leaves its rank.
+        Samples of all ranks; they stay on their ranks.
     chosen : dict
-        The options, of which ``C`` or ``l2`` is one number or several.
+        The options; ``C`` or ``l2`` is one number or several.
     start : ndarray or None
-        Weights that steps begin with.
+        Initial weights of SGD.
 
     Raises
     ------
     DatasetError
-        On all ranks alike, if a class has fewer samples than there are folds.
+        On all ranks, if a class has fewer samples than there are folds.
     """
     folds, (name, values) = chosen["folds"], train_options.strengths(chosen)
     _check_classes(samples, folds, comm)
@@ -135,7 +135,7 @@ def search(samples: Samples, chosen: dict[str, Any], start: Array | None, comm: 
                 found[value].seconds.append(time.perf_counter() - began)
                 began = time.perf_counter()
                 bar.update()
-    for figure in names:  # an area under the curve may be known of some folds alone
+    for figure in names:  # the area under the curve may be undefined in some folds
         if any(len(one.figures[figure]) < folds for one in found.values()):
             for one in found.values():
                 del one.figures[figure]
@@ -143,22 +143,22 @@ def search(samples: Samples, chosen: dict[str, Any], start: Array | None, comm: 
 
 
 def _check_classes(samples: Samples, folds: int, comm: Any) -> None:
-    """Refuse more folds than a class has samples, by its name."""
+    """Raise an error if there are more folds than samples of a class."""
     total, codes = samples.training.total_samples, samples.model.codes
     if codes is None or not samples.classes:
         if total < folds:
-            raise DatasetError(f"--folds {folds} needs as many samples, and there are {total}: take fewer folds")
+            raise DatasetError(f"--folds {folds} needs as many samples, but there are {total}: use fewer folds")
         return
     counts = class_counts(samples.training, codes, comm).sum(axis=0)
     fewest = int(counts.argmin())
     if counts[fewest] < folds:
         few = f"the class {shown(samples.classes[fewest])} has {counts[fewest]}"
-        raise DatasetError(f"--folds {folds} needs as many samples of each class, and {few}: take fewer folds, or leave the class out")
+        raise DatasetError(f"--folds {folds} needs as many samples of each class, but {few}: use fewer folds, or leave the class out")
 
 
 def _r2(loss: float | None, trainer: Trainer | RoundTrainer, comm: Any) -> float | None:
-    """Return the share of the variance of the labels held out that a model of least squares explains; None of other losses. Collective."""
-    if loss is None or type(trainer.model) is not Squared:  # others are made of it
+    """Return R2 on the held-out samples, from their mean ``loss``; None unless the model minimises squared errors. Collective."""
+    if loss is None or type(trainer.model) is not Squared:  # other losses are subclasses of Squared
         return None
     rows, dataset = trainer.division.held_out, trainer.dataset
     labels = dataset.labels[rows]
@@ -167,5 +167,5 @@ def _r2(loss: float | None, trainer: Trainer | RoundTrainer, comm: Any) -> float
     if not sums[0] > 0:
         return None
     losses = trainer.model.loss(np.full(len(labels), sums[1] / sums[0]), labels)
-    told = np.sum(gather(comm, (float(counts @ losses), len(labels))), axis=0)
-    return 1 - loss * float(told[1] / told[0]) if told[0] > 0 and math.isfinite(loss) else None
+    mean_only = np.sum(gather(comm, (float(counts @ losses), len(labels))), axis=0)  # the loss of predicting the mean
+    return 1 - loss * float(mean_only[1] / mean_only[0]) if mean_only[0] > 0 and math.isfinite(loss) else None

@@ -1,4 +1,4 @@
-"""What `sparseallreduce train` shows and writes of an epoch."""
+"""The tables and JSON records of epochs that `sparseallreduce train` writes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sparseallreduce.linear.training.trainer import Epoch
 __all__ = ["compared", "comparison", "header", "line", "record", "rounds_header", "rounds_line"]
 
 
-# The figures of samples held out stand between those of the test set and the progressive ones.
+# The columns of held-out samples are between those of the test set and the progressive ones.
 _HELD_OUT = (
     Column("validation_loss", "val loss", 10, 3),
     Column("validation_accuracy", "val acc", 8, 2),
@@ -42,18 +42,18 @@ _ROUNDS = (
 
 
 def _columns(table: tuple[tuple[Column, ...], tuple[Column, ...]], held_out: bool) -> list[Column]:
-    """The columns that the terminal has room for."""
+    """Return the columns that fit the terminal."""
     first, rest = table
     return fitting([*first, *(_HELD_OUT if held_out else ()), *rest], columns_of_terminal())
 
 
 def header(held_out: bool) -> str:
-    """What stands above the lines of epochs."""
+    """Return the header of the lines of epochs."""
     return titles_of(_columns(_EPOCHS, held_out))
 
 
 def line(epoch: Epoch, held_out: bool) -> str:
-    """An epoch, with the figures of samples held out if there are any; as many of its figures as the terminal has room for."""
+    """Return the line of an epoch, with as many metrics as fit the terminal, those of held-out samples included if there are any."""
     cells = _cells(epoch) | {
         "loss": _shown(epoch.loss if epoch.evaluated else None, ".6g"),
         "progressive_loss": _shown(epoch.progressive_loss, ".6g"),
@@ -65,18 +65,18 @@ def line(epoch: Epoch, held_out: bool) -> str:
 
 
 def rounds_header(held_out: bool) -> str:
-    """What stands above the lines of rounds."""
+    """Return the header of the lines of rounds."""
     return titles_of(_columns(_ROUNDS, held_out))
 
 
 def rounds_line(figures: Figures, held_out: bool) -> str:
-    """A round, with the figures of samples held out if there are any."""
+    """Return the line of a round, with metrics of held-out samples if there are any."""
     cells = {"loss": _shown(figures.loss, ".6g"), "gap": _shown(figures.gap, ".3g"), "active": f"{figures.active:,}"}
     return row_of(_columns(_ROUNDS, held_out), _cells(figures) | cells)
 
 
 def _cells(of: Epoch | Figures) -> dict[str, str]:
-    """What an epoch and a round have in common."""
+    """Return the cells that epochs and rounds have in common."""
     names = [f"{samples}_{figure}" for samples in ("train", "test", "validation") for figure in ("accuracy", "auc")]
     return {
         "epoch": str(of.epoch),
@@ -88,12 +88,12 @@ def _cells(of: Epoch | Figures) -> dict[str, str]:
 
 
 def comparison(name: str) -> str:
-    """Return what stands above the lines of models that differ in the option of this name."""
+    """Return the header of the lines of models that differ in the option of this name."""
     return f"{name:>10} {'epoch':>5} {'loss':>10} {'val loss':>10} {'val acc':>8} {'auc':>8}"
 
 
 def compared(strength: float, history: list[Epoch] | list[Figures], best_epoch: int | None, chosen: bool) -> str:
-    """A model beside others."""
+    """Return the line of a model in a comparison."""
     best = next((epoch for epoch in history if epoch.epoch == best_epoch), None)
     figures = [None] * 4 if best is None else [best.loss, best.validation_loss, best.validation_accuracy, best.validation_auc]
     loss, held_loss, accuracy, auc = map(_shown, figures)
@@ -102,7 +102,7 @@ def compared(strength: float, history: list[Epoch] | list[Figures], best_epoch: 
 
 
 def record(epoch: Epoch | Figures, tested: bool, held_out: bool, densities: bool) -> dict[str, Any]:
-    """An epoch, or a round, for --json, without the figures of samples that there are none of."""
+    """Return an epoch or a round for --json, without metrics of test or held-out samples if there are none."""
     known = asdict(epoch)
     for of, there in (("test", tested), ("validation", held_out)):
         if not there:

@@ -1,4 +1,4 @@
-"""`sparseallreduce weights`: the largest weights of a model file, by the names of their features."""
+"""`sparseallreduce weights`: show the largest weights of a model file, by the names of their features."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from sparseallreduce.linear.model_file import FittedModel, load_model
 
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
-@click.option("--top", type=Whole(min=0), default=20, show_default=True, help="How many; 0 for all that are not zero.")
+@click.option("--top", type=Whole(min=0), default=20, show_default=True, help="Number of weights; 0 for all that are not zero.")
 @display_options
 def weights(model: Path, top: int, label: str | None, names: Path | None, json_path: Path | None, csv_path: Path | None) -> None:
     """Show the weights of MODEL by the names of their features, the largest magnitude first.
 
-    Features are called by the columns of the table that the model was trained on, by the words of a dictionary (--names), or by the
-    numbers of the svmlight text; otherwise by numbers from 0. A positive weight speaks for the class: of two the second, of more
-    the one beside it. Weights of features of different units do not compare.
+    Features are named after the columns of the training table, by a dictionary of words (--names), or by the indices of the svmlight text;
+    otherwise by numbers from 0. A positive weight is evidence for a class: with two classes for the second, with more for the one in the
+    same row. Weights of features in different units cannot be compared.
     """
     fitted = load_model(model)
     number = chosen_class(fitted, label)
@@ -53,7 +53,7 @@ def weights(model: Path, top: int, label: str | None, names: Path | None, json_p
 
 
 def _heading(model: FittedModel, number: int | None) -> str:
-    """What the weights are of, and the intercept."""
+    """Return the heading: the model, the class if there is one, and the intercept."""
     kind = f"{model.model}, {model.n_features:,} features"
     intercepts = _intercepts(model, number)
     if len(model.classes) == 2:
@@ -65,7 +65,7 @@ def _heading(model: FittedModel, number: int | None) -> str:
 
 
 def _intercepts(model: FittedModel, number: int | None) -> Any:
-    """The intercept of the score; of all scores where no class is chosen of several."""
+    """Return the intercept of the score; those of all scores if there are several and no class is chosen."""
     intercept: Any = model.intercept
     if intercept.ndim:
         return intercept.tolist() if number is None else float(intercept[number])

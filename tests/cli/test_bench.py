@@ -155,7 +155,7 @@ def test_different_bits_on_a_rank_fail_on_all(mpi_run):
     ran = mpi_run(2, bench_with_one_rank_wrong, check=False)
 
     assert ran.returncode == 1
-    assert "ssar_ring: the ranks hold different bits" in ran.stderr
+    assert "ssar_ring: the ranks have different results" in ran.stderr
     assert ran.stderr.count("different bits") == 1
     assert "Traceback" not in ran.stderr
 

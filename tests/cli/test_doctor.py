@@ -63,7 +63,7 @@ def test_ranks_and_network_under_mpiexec(mpi_run, tmp_path):
     assert (ran.returncode != 0) == bool(results["problems"]), (ran.stdout, ran.stderr)
     assert len(results["processes"]) == 3
     assert results["network"]["alpha"] > 0 and not any("device" in name or "to_host" in name for name in results["network"])
-    assert results["shared_memory"] == ("in memory that the ranks share" in ran.stdout)
+    assert results["shared_memory"] == ("in through shared memory" in ran.stdout)
     assert results["shared_memory"] != ("by messages" in ran.stdout)
     assert ("large pages" in ran.stdout) == (results["shared_memory"] and results["shared_large_pages"] is not None)
     assert results["mpi"]["standard"]
@@ -87,8 +87,8 @@ def test_cores_are_those_of_a_machine_and_of_the_limits_of_its_cgroups():
     ]
     text = "\n".join(found.lines)
     assert "4: 2 on a, 1 on a (2), 1 on b" in text
-    assert "a, a (2) are parts of one machine: their ranks share its cores, but no memory" in text
-    assert "1 that ranks may use (a cgroup limits their time, else 8)" in text
+    assert "a, a (2) are on one machine: their ranks share its cores, but no memory" in text
+    assert "1 that ranks may use (limited by a cgroup, otherwise 8)" in text
     (problem,) = found.problems
     assert "3 ranks share 1 core(s) on a, a (2)" in problem and "cpu.max" in problem
     assert found.facts["oversubscribed"]

@@ -157,7 +157,7 @@ def test_metrics_are_shown_and_written(folder, tmp_path):
     trained = json.loads((folder / "logistic.json").read_text())
     assert trained["results"]["metrics"] == {}
     refused = command("predict", folder / "svm.npz", folder / "data.svm", "--metrics", "log_loss", *out, status=2)
-    assert "takes probabilities" in refused.stderr
+    assert "needs the probabilities" in refused.stderr
     refused = command("predict", folder / "svm.npz", folder / "data.svm", "--metrics", "f2", *out, status=2)
     assert "there is no metric 'f2'" in refused.stderr
 

@@ -170,7 +170,7 @@ def test_what_cannot_be_measured_is_an_error_that_says_why():
     for names, said in {
         ("accurracy",): "there is no metric 'accurracy'",
         ("top_K_accuracy",): "a number for K",
-        ("log_loss",): "takes probabilities",
+        ("log_loss",): "needs the probabilities",
         ("top_2_accuracy",): "more than two classes",
         ("rmse",): "models of numbers",
     }.items():

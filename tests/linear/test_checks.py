@@ -201,7 +201,7 @@ WHOLE = {
 @pytest.mark.parametrize("what", WHOLE)
 def test_different_samples_that_are_said_to_be_all_are_refused(what):
     message = told(3, lambda comm: made(comm, WHOLE[what](comm.rank)), MismatchError)
-    assert "holds all samples, but those of ranks 0 to 2 differ" in message and "Dataset.of_ranks" in message
+    assert "claims to have all samples, but those of ranks 0 to 2 differ" in message and "Dataset.of_ranks" in message
 
 
 PARTS = {

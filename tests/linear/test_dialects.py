@@ -218,7 +218,7 @@ def test_the_option_is_named_as_the_caller_writes_it(tmp_path):
     assert load(path, comm=sar.SERIAL, zero_based=True)[0].indices.tolist() == [0, 1]
     assert "index 0, but" in refused(path, zero_based=False)
     convert(path, tmp_path / "out.csr", sar.SERIAL, zero_based=True)
-    assert "--format says npz" in command("train", tmp_path / "out.csr", "--format", "npz", status=1).stderr
+    assert "--format is npz" in command("train", tmp_path / "out.csr", "--format", "npz", status=1).stderr
 
 
 @pytest.mark.parametrize("word", ["nan", "NaN", "-nan", "inf", "+Inf", "-INF", "infinity", "-Infinity"])
@@ -360,16 +360,16 @@ def test_predict_writes_names_back(tmp_path, name, text):
     assert header == "labels ham news spam"
     numbers = written(tmp_path, text.replace(b"spam", b"1").replace(b"ham", b"0"), f"numbers_{name}")
     said = command("predict", tmp_path / "m.npz", numbers, *bits, "--out", tmp_path / "out").output
-    assert "no accuracy, as not all of their labels are among the model's" in said
+    assert "no accuracy, because not all of their labels are among the model's" in said
     more = command("train", path, *bits, "--initial-model", tmp_path / "m.npz", status=1).stderr
-    assert "is no model to start from" in more
+    assert "training cannot start from" in more
 
 
 def test_names_are_for_classification(tmp_path):
     path = written(tmp_path, NAMED)
     said = command("train", path, "--model", "linear", status=1).stderr
     assert "labels are names of classes, such as 'ham' and 'spam': use --model logistic or svm" in said
-    assert "names the label news, and the labels are ham and spam" in command("train", path, "--class-weight", "news=2", status=2).stderr
+    assert "names the label news, but the labels are ham and spam" in command("train", path, "--class-weight", "news=2", status=2).stderr
     test = written(tmp_path, NAMED + b"news 1:1\n", "test.svm")
     assert "label news is not one of the training set's, ham and spam" in command("train", path, "--test", test, status=1).stderr
     numbers = written(tmp_path, "1 1:1\n0 2:1\n" * 9, "numbers.svm")
@@ -382,7 +382,7 @@ def test_names_are_for_classification(tmp_path):
     one = written(tmp_path, "spam 1:1\n", "one.svm")
     assert "a classifier needs two classes, but the labels are spam" in command("train", one, status=1).stderr
     command("train", numbers, "--model", "linear", "--features", 3, "--epochs", 1, "--model-out", tmp_path / "linear.npz")
-    assert "no error, as their labels are names" in command("predict", tmp_path / "linear.npz", path, "--out", tmp_path / "out").output
+    assert "no error, because their labels are names" in command("predict", tmp_path / "linear.npz", path, "--out", tmp_path / "out").output
 
 
 def test_tabbed_text_has_names_with_blanks_and_none_where_it_is_predicted(tmp_path):

@@ -166,7 +166,7 @@ def test_parquet_that_is_no_data_set_is_refused(tmp_path):
         assert isinstance(errors[0], DatasetError) and says in str(errors[0]) and "X.parquet" in str(errors[0]), errors[0]
 
     refused("there is no column 'label' but indices, values, name", label=None)
-    refused("double>, not a list of integers a sample", indices=pa.array([[1.0]] * 3))
+    refused("double>, not a list of integers per sample", indices=pa.array([[1.0]] * 3))
     refused("the column 'values' is double, not a list of numbers", values=pa.array([1.0] * 3))
     refused("sample 0: there are 1 indices and 2 values", indices=pa.array([[1]] * 3), values=pa.array([[1.0, 2.0]] * 3))
     refused("sample 1: there are no indices", indices=pa.array([[1], None, [1]]), values=pa.array([[1.0], None, [1.0]]))
@@ -395,7 +395,7 @@ def test_commands_take_standard_input(tmp_path):
     command("predict", tmp_path / "a.npz", "-", "--out", tmp_path / "out", input=text)
     refused = command("train", "-", input="1 1:1\n1 x:1\n", status=1)
     assert refused.stderr.strip() == "Error: standard input, line 2: the index 'x' is not a whole number: '1 x:1'"
-    assert "can be read once" in command("train", "-", "--test", "-", input=text, status=2).stderr
+    assert "can be read only once" in command("train", "-", "--test", "-", input=text, status=2).stderr
     assert "pipes are only for text" in command("train", "-", "--format", "npz", input=text, status=1).stderr
 
 

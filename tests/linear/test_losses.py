@@ -132,8 +132,8 @@ def test_commands_train_by_a_loss_and_predict_what_it_says(tmp_path):
     for extra, says in (
         (("--loss", "huber"), "--loss of --model logistic is log"),
         (("--model", "svm", "--loss", "poisson"), "--loss of --model svm is hinge or squared_hinge"),
-        (("--model", "linear", "--epsilon", 1), "--epsilon is of --loss huber"),
-        (("--model", "linear", "--loss", "huber", "--quantile", 0.5), "--quantile is of --loss quantile"),
+        (("--model", "linear", "--epsilon", 1), "--epsilon is for --loss huber"),
+        (("--model", "linear", "--loss", "huber", "--quantile", 0.5), "--quantile is for --loss quantile"),
     ):
         assert says in command(*given, *extra, status=2).stderr
     (tmp_path / "negative.svm").write_text("1 1:1\n-2 1:1\n")

@@ -239,7 +239,7 @@ def test_the_command_trains_resumes_and_is_drawn(name, samples, tmp_path):
         (["--strategy", "topka", "--density", "0"], "0.0 is not in the range"),
         (["--strategy", "topka", "--density", "1.1"], "1.1 is not in the range"),
         (["--density", "0.1"], "--density is for the strategies"),
-        (["--strategy", "topka", "--algorithm", "ssar_ring"], "--algorithm is of the strategies"),
+        (["--strategy", "topka", "--algorithm", "ssar_ring"], "--algorithm is for the strategies"),
     ],
 )
 def test_bad_arguments_are_one_line_and_status_2(samples, arguments, message):

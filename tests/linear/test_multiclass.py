@@ -64,10 +64,10 @@ def test_what_is_chosen(base, classes, choice, kind):
 @pytest.mark.parametrize(
     "base, classes, choice, what",
     [
-        (Hinge, 3, "multinomial", "take 'ovr'"),
+        (Hinge, 3, "multinomial", "use 'ovr'"),
         (Logistic, 3, "one", "must be one of auto, ovr, multinomial"),
         (Logistic, 1, "multinomial", "at least two classes"),
-        (Squared, 3, "ovr", "no classes"),
+        (Squared, 3, "ovr", "not a classifier"),
     ],
 )
 def test_what_is_refused(base, classes, choice, what):

@@ -116,7 +116,7 @@ def test_weights_of_classes_count_as_repetitions_do(folder, tmp_path):
     balanced, _ = train(folder, tmp_path, *options, "--class-weight", "balanced")
     assert np.isfinite(balanced.weights).all()
     refused = run("train", folder / "train.svm", "--class-weight", "5=2", status=2)
-    assert "names the label 5, and the labels are -3, 0.5, 2 and 7" in refused.stderr
+    assert "names the label 5, but the labels are -3, 0.5, 2 and 7" in refused.stderr
 
 
 @pytest.mark.parametrize("strategy", ["sparse", "overlapped", "oktopk", "ps-sync"])
@@ -158,7 +158,7 @@ def test_a_run_starts_from_the_scores_of_a_model(folder, tmp_path, data, choice)
     np.testing.assert_allclose(still.intercept, first.intercept, rtol=1e-6)
     refused = run("train", folder / "train.svm", "--features", 300, "--model", "svm", *asked[2:], "--initial-model", tmp_path / "first.npz",
                   status=1)  # fmt: skip
-    assert "is no model to start from: it is of kind" in refused.stderr and "--model is svm, with 4, one a class" in refused.stderr
+    assert "m.npz: it is a" in refused.stderr and "--model is svm, with 4, one per class" in refused.stderr
 
 
 @pytest.mark.parametrize("more", [["--validation", "0.2", "--early-stopping", "validation_accuracy"], ["--evaluate-every", "0"]], ids=str)

@@ -154,7 +154,7 @@ def test_early_stopping_ends_a_run(folder, tmp_path):
 
 def test_a_run_that_ends_before_it_averages_says_so(folder):
     stopping = ["--early-stopping", "loss", "--patience", "1", "--tolerance", "10", "--epochs", "9"]
-    said = "training ended before the epoch that --average begins with"
+    said = "training ended before the epoch at which --average starts"
     assert said in run(folder, *stopping, "--average", "9").output
     assert said not in run(folder, *stopping, "--average", "2").output
 
@@ -181,7 +181,7 @@ def test_the_best_model_on_samples_held_out_is_written(folder, tmp_path):
     losses = [epoch["validation_loss"] for epoch in report["epochs"]]
     best = int(np.argmin(losses))
     assert report["results"]["best_epoch"] == best + 1
-    assert f"the model is that after epoch {best + 1}, which did best on the samples held out" in output
+    assert f"the model is that after epoch {best + 1}, which the best on the held-out samples" in output
     assert report["epochs"][0]["steps"] == 20
     run(folder, "--validation", "0.2", "--epochs", best + 1, "--learning-rate", "20", "--model-out", tmp_path / "short.npz")
     np.testing.assert_array_equal(np.load(tmp_path / "model.npz")["weights"], np.load(tmp_path / "short.npz")["weights"])
@@ -221,7 +221,7 @@ def test_a_run_starts_from_a_model(folder, tmp_path, strategy):
     "arguments,message",
     [
         (["--no-intercept"], "it has an intercept: leave --no-intercept out"),
-        (["--intercept", "--model", "svm"], "it is of kind 'logistic' with 1 score; --model is svm"),
+        (["--intercept", "--model", "svm"], "it is a 'logistic' model with 1 score, but --model is svm"),
         (["--intercept", "--features", "3000"], "give --features 4000"),
         (["--intercept", "--initial-model", "nowhere.npz"], "there is no model file nowhere.npz"),
     ],
@@ -326,7 +326,7 @@ def test_options_of_sgd_choose_it_and_those_of_it_alone_go_with_no_other_update(
         assert (np.load(tmp_path / "adaptive.npz")["weights"] != models[0]).any()
         return
     refused = run(folder, *options, "--update", "ftrl", status=2)
-    assert f"{options[0]}" in refused.stderr and "is of --update sgd" in refused.stderr
+    assert f"{options[0]}" in refused.stderr and "is for --update sgd" in refused.stderr
 
 
 def test_a_model_to_start_from_is_trained_on_by_sgd_unless_told_otherwise(folder, tmp_path):
@@ -372,7 +372,7 @@ def test_every_strategy_takes_adaptive_steps(folder, tmp_path, strategy):
     losses = [epoch["loss"] for epoch in json.loads((tmp_path / "out.json").read_text())["epochs"]]
     assert losses[-1] < np.log(2)
     refused = run(folder, "--strategy", "ps-async", "--update", "ftrl", status=2)
-    assert "--strategy ps-async is of --update sgd" in refused.stderr
+    assert "--strategy ps-async is for --update sgd" in refused.stderr
 
 
 def test_beta_is_of_ftrl_and_of_classes_by_default(folder, tmp_path):
@@ -390,8 +390,8 @@ def test_beta_is_of_ftrl_and_of_classes_by_default(folder, tmp_path):
     assert json.loads((tmp_path / "out.json").read_text())["results"]["picked"] is None
     assert json.loads((tmp_path / "out.json").read_text())["arguments"]["beta"] == 0
     for update in ("sgd", "arow"):
-        assert "--beta is of --update ftrl" in run(folder, "--update", update, "--beta", "1", status=2).stderr
-    assert "--beta is of --solver sgd" in run(folder, "--solver", "cocoa", "--beta", "1", status=2).stderr
+        assert "--beta is for --update ftrl" in run(folder, "--update", update, "--beta", "1", status=2).stderr
+    assert "--beta is for --solver sgd" in run(folder, "--solver", "cocoa", "--beta", "1", status=2).stderr
 
 
 @pytest.mark.parametrize("update,steps", [("ftrl", 65), ("arow", 65), ("sgd", 25)])
@@ -417,14 +417,14 @@ def test_arow_is_of_svm_and_refuses_what_means_nothing_to_it(folder, tmp_path):
     for name in ("overlapped", "ps-sync", "ps-async", "oktopk"):
         assert f"--strategy {name}" in run(folder, "--update", "arow", "--strategy", name, status=2).stderr
     for options in OF_SGD.values():
-        assert "is of --update sgd" in run(folder, "--update", "arow", *options, status=2).stderr
-    assert "--update is of --solver sgd" in run(folder, "--solver", "cocoa", "--update", "arow", status=2).stderr
+        assert "is for --update sgd" in run(folder, "--update", "arow", *options, status=2).stderr
+    assert "--update is for --solver sgd" in run(folder, "--solver", "cocoa", "--update", "arow", status=2).stderr
 
 
 def test_arow_tells_two_classes_apart(tmp_path):
     (tmp_path / "train.svm").write_text("".join(f"{number % 3} {1 + number % 3}:1\n" for number in range(30)))
     refused = run(tmp_path, "--update", "arow", status=2)
-    assert "--update arow tells two classes apart, and there are 3" in refused.stderr
+    assert "--update arow supports two classes, but there are 3" in refused.stderr
 
 
 def test_a_resumed_run_of_arow_goes_on_to_the_same_bits(folder, tmp_path):
@@ -458,8 +458,8 @@ def test_the_scale_of_all_features_changes_no_score(folder, tmp_path, scale):
         (["--batch-size", "0"], "0 is not in the range"),
         (["--learning-rate", "-1"], "-1.0 is not in the range"),
         (["--learning-rate", "nan"], "finite"),
-        (["--strategy", "dense", "--algorithm", "ssar_ring"], "--algorithm is of the strategies"),
-        (["--servers", "2"], "--servers is of the strategies"),
+        (["--strategy", "dense", "--algorithm", "ssar_ring"], "--algorithm is for the strategies"),
+        (["--servers", "2"], "--servers is for the strategies"),
         (["--l2", "-1"], "-1.0 is not in the range"),
         (["--l2", "3", "--update", "sgd"], "must be below 1"),
         (["--l2", "3", "--learning-rate", "0.5"], "must be below 1"),
@@ -469,20 +469,20 @@ def test_the_scale_of_all_features_changes_no_score(folder, tmp_path, scale):
         (["--l2", "0.1", "--momentum", "0.9", "--scale-with-batch", "50", "--learning-rate", "0.8"], "must be below 1 minus --momentum"),
         (["--momentum", "1"], "1.0 is not in the range"),
         (["--nesterov"], "give --momentum too"),
-        (["--decay", "0.5"], "--decay is of every --schedule but constant"),
-        (["--decay-epochs", "3", "--schedule", "bold-driver"], "--decay-epochs is of"),
+        (["--decay", "0.5"], "--decay is for all schedules but constant"),
+        (["--decay-epochs", "3", "--schedule", "bold-driver"], "--decay-epochs is for"),
         (["--schedule", "step-decay", "--decay", "2"], "must be above 0 and at most 1"),
         (["--warmup", "2"], "give --scale-with-batch too"),
         (["--patience", "2"], "give --early-stopping too"),
         (["--early-stopping", "test_auc"], "give --test too"),
-        (["--average", "20", "--epochs", "10"], "--average begins with an epoch, and there are 10"),
+        (["--average", "20", "--epochs", "10"], "--average starts after the last of 10 epochs"),
         (["--resume"], "need --checkpoint"),
         (["--validation", "0"], "0.0 is not in the range"),
-        (["--validation", "0.1", "--evaluate-every", "0"], "--evaluate-every 0 leaves out"),
-        (["--early-stopping", "train_auc", "--evaluate-every", "0"], "--evaluate-every 0 leaves out"),
+        (["--validation", "0.1", "--evaluate-every", "0"], "--evaluate-every 0 turns off"),
+        (["--early-stopping", "train_auc", "--evaluate-every", "0"], "--evaluate-every 0 turns off"),
         (["--early-stopping", "validation_auc"], "give --validation too"),
         (["--l2", "0.1,0.2"], "give --validation too"),
-        (["--l2", "0.1,0.1", "--validation", "0.2"], "names a number twice"),
+        (["--l2", "0.1,0.1", "--validation", "0.2"], "contains a number twice"),
         (["--l2", "0.1,x", "--validation", "0.2"], "'x' is not a valid float"),
         (["--l2", "0.1,-2", "--validation", "0.2"], "-2.0 is not in the range"),
         (["--l2", "0.1,nan", "--validation", "0.2"], "finite"),
@@ -492,7 +492,7 @@ def test_the_scale_of_all_features_changes_no_score(folder, tmp_path, scale):
         (["--model", "linear", "--class-weight", "balanced"], "--class-weight is for classes"),
         (["--class-weight", "1:2"], "neither 'balanced' nor of the form"),
         (["--class-weight", "1=-2"], "must be at least 0"),
-        (["--class-weight", "5=2"], "names the label 5, and the labels are -1 and 1"),
+        (["--class-weight", "5=2"], "names the label 5, but the labels are -1 and 1"),
         (["--model", "linear", "--multiclass", "ovr"], "--multiclass is for classes"),
         (["--model", "svm", "--multiclass", "multinomial"], "--multiclass multinomial is a logistic model"),
         (["--multiclass", "one"], "'one' is not one of"),
@@ -551,14 +551,14 @@ def test_cocoa_that_never_evaluates_has_no_figures(folder, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--learning-rate", "1"], "--learning-rate is of --solver sgd"),
-        (["--batch-size", "100"], "--batch-size is of --solver sgd"),
-        (["--strategy", "sparse"], "--strategy is of --solver sgd"),
-        (["--checkpoint", "folder"], "--checkpoint is of --solver sgd"),
+        (["--learning-rate", "1"], "--learning-rate is for --solver sgd"),
+        (["--batch-size", "100"], "--batch-size is for --solver sgd"),
+        (["--strategy", "sparse"], "--strategy is for --solver sgd"),
+        (["--checkpoint", "folder"], "--checkpoint is for --solver sgd"),
         (["--model", "linear"], "no loss of --model linear"),
         (["--l2", "0"], "needs a penalty"),
         (["--l2", "1e-3,0", "--validation", "0.1"], "needs a penalty"),
-        (["--early-stopping", "progressive_loss"], "is of --solver sgd"),
+        (["--early-stopping", "progressive_loss"], "is for --solver sgd"),
         (["--gap", "inf"], "finite"),
     ],
 )
@@ -567,7 +567,7 @@ def test_what_means_nothing_to_cocoa_is_refused(folder, arguments, said):
 
 
 def test_a_gap_is_of_cocoa(folder):
-    assert "--gap is of --solver dual" in run(folder, "--gap", 0.1, status=2).output
+    assert "--gap is for --solver dual" in run(folder, "--gap", 0.1, status=2).output
 
 
 @pytest.mark.parametrize("options", [[], ["--model", "svm", "--solver", "sgd"], ["--model", "linear"]], ids=["dual", "sgd", "numbers"])

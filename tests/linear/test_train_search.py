@@ -117,15 +117,15 @@ def test_samples_held_out_choose_between_several_C_as_between_several_l2(folder,
 @pytest.mark.parametrize(
     "arguments,message",
     [
-        (["--C", "0.1,1"], "several --C are chosen from by samples that are held out: give --validation too, or --folds"),
-        (["--folds", "5"], "give these, as --C 0.01,0.1,1,10"),
+        (["--C", "0.1,1"], "choosing among several --C needs held-out samples: give --validation or --folds too"),
+        (["--folds", "5"], "give them, as --C 0.01,0.1,1,10"),
         (["--folds", "1", "--C", "1,2"], "1 is not in the range"),
         (["--folds", "3", "--C", "1,2", "--validation", "0.1"], "--folds and --validation both"),
-        (["--folds", "3", "--C", "1,2", "--checkpoint", "kept"], "--checkpoint keeps the state of one run"),
+        (["--folds", "3", "--C", "1,2", "--checkpoint", "kept"], "--checkpoint stores the state of one run"),
         (["--folds", "3", "--C", "1,2", "--l2", "0.1"], "--C and --l2 both"),
         (["--folds", "3", "--C", "1,2", "--early-stopping", "validation_loss"], "give --validation too"),
         (["--folds", "3", "--C", "1,2", "--epochs", "0"], "raise --epochs"),
-        (["--C", "1,1", "--folds", "3"], "names a number twice"),
+        (["--C", "1,1", "--folds", "3"], "contains a number twice"),
         (["--C", "1,zwei", "--folds", "3"], "'zwei' is not a valid float"),
         (["--C", "1,0", "--folds", "3"], "0.0 is not in the range"),
         (["--C", "1,inf", "--folds", "3"], "--C must be a finite number"),
@@ -140,4 +140,4 @@ def test_more_folds_than_samples_of_a_class_are_refused_by_its_name(folder, tmp_
     lines = (folder / "three.svm").read_text().splitlines(keepends=True)
     (tmp_path / "few.svm").write_text("".join(lines[:100] + lines[-4:]))
     refused = run(tmp_path / "few.svm", "--C", LIST, "--folds", 5, status=1)
-    assert "--folds 5 needs as many samples of each class, and the class 2 has 4" in refused.stderr and refused.stderr.count("\n") == 1
+    assert "--folds 5 needs as many samples of each class, but the class 2 has 4" in refused.stderr and refused.stderr.count("\n") == 1

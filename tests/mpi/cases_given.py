@@ -180,7 +180,7 @@ def other_options(rank):
         "descent": ("overlapped", {"descent": "steep" if wrong else Descent()}, sar.SparseAllreduceError, "descent"),
         "no server": ("ps-sync", {"servers": 0 if wrong else 1}, AlgorithmError, "at least one server, not 0"),
         "no worker": ("ps-async", {"servers": 9 if wrong else 1}, AlgorithmError, "leave none to compute"),
-        "momentum": ("ps-async", {"descent": Descent(momentum=0.9 if wrong else 0.0)}, AlgorithmError, "does without momentum"),
+        "momentum": ("ps-async", {"descent": Descent(momentum=0.9 if wrong else 0.0)}, AlgorithmError, "does not support momentum"),
     }
 
 

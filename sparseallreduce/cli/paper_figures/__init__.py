@@ -1,4 +1,4 @@
-"""The figures of the papers, each repeated by one function that returns a picture."""
+"""The figures of the papers, each reproduced by one function that returns a picture."""
 
 from sparseallreduce.cli.paper_figures.lossy import FIGURES as LOSSY
 from sparseallreduce.cli.paper_figures.settings import Figure, Settings

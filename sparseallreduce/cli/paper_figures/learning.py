@@ -1,6 +1,6 @@
-"""A task on which replicas learn with lossy sums: softmax regression on random features of scikit-learn's digits.
+"""A learning task for lossy sums: softmax regression on random features of scikit-learn's digits.
 
-Gradients are dense, as those of the papers' networks, and an epoch takes a second on one core.
+Gradients are dense, as those of the papers' networks, and an epoch takes about a second on one core.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _RATE, _MOMENTUM = 0.1, 0.0
 
 
 class Task(NamedTuple):
-    """Features and classes of the training samples, and of the test samples."""
+    """Features and classes of the training and test samples."""
 
     x: Array
     y: Array
@@ -37,13 +37,13 @@ class Task(NamedTuple):
 class Epoch(NamedTuple):
     """The communication time, loss and test accuracy after an epoch."""
 
-    seconds: float  # of communication, simulated, and of selection, as it takes here, since the start
+    seconds: float  # since the start: simulated communication and measured selection
     loss: float
-    accuracy: float  # of the test samples
+    accuracy: float  # on the test samples
 
 
 def make_task(features: int, seed: int) -> Task:
-    """Return scikit-learn's digits with so many random features, each the positive part of a random projection."""
+    """Return scikit-learn's digits with ``features`` random features, each the positive part of a random projection."""
     from sklearn.datasets import load_digits
 
     rng = np.random.default_rng(seed)
@@ -60,9 +60,9 @@ def make_task(features: int, seed: int) -> Task:
 def epochs_of(
     task: Task, make: Callable[[int], Reducer] | None, ranks: int, batch: int, epochs: int, network: Network, seed: int
 ) -> Iterator[Epoch]:
-    """Yield what each epoch of training comes to: ``make`` returns a reducer for N values; None stands for the dense sum.
+    """Train with error feedback, and yield the results of each epoch.
 
-    ``batch`` is that of all ranks. Error feedback keeps what is not sent.
+    ``make`` returns a reducer for N values; None stands for the dense sum. ``batch`` is the batch size of all ranks together.
     """
     weights = np.zeros((task.x.shape[1], CLASSES), np.float32)
     size, rng, seconds = weights.size, np.random.default_rng(seed), 0.0
@@ -72,8 +72,8 @@ def epochs_of(
     for _ in range(epochs):
         order = rng.permutation(len(task.y))
         for step in range(len(order) // batch):
-            shares = np.array_split(order[step * batch : (step + 1) * batch], ranks)
-            gradients = [np.float32(_RATE * 40) * _gradient(task, weights, rows).reshape(-1) for rows in shares]
+            parts = np.array_split(order[step * batch : (step + 1) * batch], ranks)
+            gradients = [np.float32(_RATE * 40) * _gradient(task, weights, rows).reshape(-1) for rows in parts]
             if feedbacks is None:
                 update = np.mean(gradients, axis=0)
                 seconds += dense_time
@@ -91,7 +91,7 @@ def _dense_time(size: int, ranks: int, network: Network) -> float:
 
 
 def _selecting(reducer: Reducer, seed: int) -> float:
-    """Return the seconds of an operation of one rank alone, which is its selection: the median of five, after one."""
+    """Return the seconds that selection takes: the median of five operations on one rank, after a warm-up."""
     values, times = np.random.default_rng(seed).laplace(size=reducer.size).astype(np.float32), []
     for _ in range(6):
         start = perf_counter()
@@ -100,20 +100,20 @@ def _selecting(reducer: Reducer, seed: int) -> float:
     return float(np.median(times[1:]))
 
 
-def _shares(task: Task, weights: Array, rows: Any) -> Array:
+def _probabilities(task: Task, weights: Array, rows: Any) -> Array:
     scores = task.x[rows] @ weights
-    shares = np.exp(scores - scores.max(axis=1, keepdims=True))
-    normalised: Array = shares / shares.sum(axis=1, keepdims=True)
+    probabilities = np.exp(scores - scores.max(axis=1, keepdims=True))
+    normalised: Array = probabilities / probabilities.sum(axis=1, keepdims=True)
     return normalised
 
 
 def _gradient(task: Task, weights: Array, rows: Array) -> Array:
-    shares = _shares(task, weights, rows)
-    shares[np.arange(len(rows)), task.y[rows]] -= 1
-    gradient: Array = task.x[rows].T @ (shares / max(1, len(rows))).astype(np.float32)
+    probabilities = _probabilities(task, weights, rows)
+    probabilities[np.arange(len(rows)), task.y[rows]] -= 1
+    gradient: Array = task.x[rows].T @ (probabilities / max(1, len(rows))).astype(np.float32)
     return gradient
 
 
 def _loss(task: Task, weights: Array) -> float:
-    shares = _shares(task, weights, slice(None))
-    return float(-np.log(np.maximum(shares[np.arange(len(task.y)), task.y], 1e-12)).mean())
+    probabilities = _probabilities(task, weights, slice(None))
+    return float(-np.log(np.maximum(probabilities[np.arange(len(task.y)), task.y], 1e-12)).mean())

@@ -1,4 +1,4 @@
-"""Figures of Ok-Topk (7 to 13), gTop-k (5 to 14) and CommLib (6, 10): lossy sums, their time, and how replicas learn with them."""
+"""Figures of Ok-Topk (7 to 13), gTop-k (5 to 14) and CommLib (6, 10): the time of lossy sums, and how training converges with them."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ __all__ = ["FIGURES"]
 
 Array = NDArray[Any]
 
-_LARGEST = 1 << 23  # values of all ranks that are simulated
+_LARGEST = 1 << 23  # simulated values on all ranks together
 _TIME = Quantity("time", "s", False)
 _SCALED = (
-    "Simulated by vectors of N / s values on a network with 1 / s of the bandwidth, which takes as long; selection and additions as they "
-    "take on a core here, times s."
+    "Simulated with vectors of N / s values on a network with 1 / s of the bandwidth, which takes the same time; times of selection and "
+    "additions are measured on a core here and multiplied by s."
 )
 _NAMES = {"dense": "Dense", "topka": "TopkA", "topkdsa": "TopkDSA", "gtopk": "gTopk", "gaussiank": "Gaussiank", "oktopk": "Ok-Topk"}
 
 
 def _on_first(settings: Settings, make: Callable[[], Picture]) -> Picture:
-    """Let rank 0 simulate; collective."""
+    """Let rank 0 simulate; collective. Return an empty picture on the other ranks."""
     return agreed(settings.comm, lambda: make() if settings.comm.rank == 0 else Picture("", []), patient=True)
 
 
 def _gradients(size: int, ranks: int, seed: int, skew: float = 0.0) -> list[Array]:
-    """Accumulators of which, as of networks, few values are large: all ranks' of a Laplace law, and partly alike.
+    """Return accumulators of all ranks with few large values, as in networks: Laplace-distributed and partly correlated.
 
-    With ``skew`` large values lie close together: the scale falls by a power law of the position.
+    With ``skew`` large values are close together: the scale falls with the position by a power law.
     """
     rng = np.random.default_rng(seed)
     scale = (np.arange(1, size + 1) ** -skew).astype(np.float32)
@@ -51,21 +51,21 @@ def _gradients(size: int, ranks: int, seed: int, skew: float = 0.0) -> list[Arra
 
 
 def _scaled(size: int, ranks: int, network: Network) -> tuple[int, int, Network]:
-    """A smaller size, by what factor, and the network on which it takes as long."""
+    """Return a smaller size, the factor by which it is smaller, and a network on which it takes the same time."""
     factor = max(1, -(-size * ranks // _LARGEST))
     gamma, dense = network.gamma * factor, (network.gamma_dense or 0.0) * factor
     return size // factor, factor, network._replace(bandwidth=network.bandwidth / factor, gamma=gamma, gamma_dense=dense)
 
 
 def _steady_time(make: Callable[[], Reducer], gradients: Sequence[Array], network: Network) -> float:
-    """Seconds of the second of two operations, in which thresholds and boundaries may be reused."""
+    """Return the seconds of the second of two operations, which may reuse thresholds and boundaries."""
     reducers = [make() for _ in gradients]
     sar.simulate(gradients, reducers, network)
     return float(sar.simulate(gradients, reducers, network).time)
 
 
 def _balancing(settings: Settings) -> Picture:
-    """Ok-Topk's figure 7: each of its two ways of balancing, by what is left out."""
+    """Ok-Topk's figure 7: the speedup of each of its two ways of balancing."""
     size, density = (2**14, 0.01) if settings.small else (2**27, 0.01)
     ranks = settings.sizes((4, 8), (16, 32, 64))
     parts: dict[str, list[Line]] = {"boundaries": [], "data": []}
@@ -84,17 +84,17 @@ def _balancing(settings: Settings) -> Picture:
         parts[part].append(Line(label, ranks, gains, kind="simulated"))
     gain = Quantity("speedup of the whole operation", "", False)
     panels: list[AnyPanel] = [
-        Panel("Regions where the entries lie: more is better", RANKS, gain, parts["boundaries"], level=1.0),
-        Panel("Entries dealt out before the allgather: more is better", RANKS, gain, parts["data"], level=1.0),
+        Panel("Regions with equal numbers of entries: more is better", RANKS, gain, parts["boundaries"], level=1.0),
+        Panel("Entries balanced before the allgather: more is better", RANKS, gain, parts["data"], level=1.0),
     ]
-    caption = f"Simulated, {described(PIZ_DAINT)}; large values of the gradients lie close together. {_SCALED}"
-    return Picture(f"Ok-Topk 7: what balancing brings, N = {size:,}, k = 1 % of N", panels, caption)
+    caption = f"Simulated, {described(PIZ_DAINT)}; large values of the gradients are close together. {_SCALED}"
+    return Picture(f"Ok-Topk 7: speedup by balancing, N = {size:,}, k = 1 % of N", panels, caption)
 
 
 def _breakdown(
     settings: Settings, title: str, size: int, ranks: Sequence[int], density: float, names: Sequence[str], network: Network
 ) -> Picture:
-    """Seconds of selection and of communication, a bar for each way to sum, a panel for each number of ranks."""
+    """Seconds of selection and communication: one bar for each method, one panel for each number of ranks."""
     size = 2**14 if settings.small else size
     panels: list[AnyPanel] = []
     for count in settings.sizes((2, 4), ranks):
@@ -111,12 +111,12 @@ def _breakdown(
             communicate.append(_steady_time(partial(REDUCERS[name], small, k), gradients, scaled))
         parts = {"sparsification": select, "communication": communicate}
         panels.append(Bars(f"P = {count}: less is better", _TIME, [_NAMES[name] for name in names], parts))
-    caption = f"Communication simulated, {described(network)}. {_SCALED} The gradient's computation, alike for all, is left out."
+    caption = f"Communication simulated, {described(network)}. {_SCALED} The time to compute gradients is not included."
     return Picture(f"{title}, N = {size:,}, k = {100 * density:g} % of N", panels, caption)
 
 
 def _selecting(make: Callable[[], Reducer], gradient: Array) -> float:
-    """Seconds of an operation of one rank, which is its selection: the median of three, after one."""
+    """Return the seconds that selection takes: the median of three operations on one rank, after a warm-up."""
     reducer, times = make(), []
     for _ in range(4):
         start = perf_counter()
@@ -128,7 +128,7 @@ def _selecting(make: Callable[[], Reducer], gradient: Array) -> float:
 def _learning(
     settings: Settings, title: str, ranks: int, densities: Sequence[float], names: Sequence[str], show: str, batches: Sequence[int] = (320,)
 ) -> Picture:
-    """Accuracy, loss or error against time or epochs: a line a way to sum, a panel a density or batch."""
+    """Accuracy, loss or error over time or epochs: one line for each method, one panel for each density or batch size."""
     features, epochs = (256, 3) if settings.small else (4096, 20)
     task, ranks = make_task(features, settings.seed), min(ranks, 4) if settings.small else ranks
     network = PIZ_DAINT if "Ok" in title else ETHERNET
@@ -140,11 +140,11 @@ def _learning(
                 make = None if name == "dense" else partial(_reducer, name, density)
                 found = list(epochs_of(task, make, ranks, batch, epochs, network, settings.seed))
                 lines.append(_curve(_NAMES.get(name, name), found, show))
-            what = f"k = {100 * density:g} % of N" + (f", {batch} samples a step" if len(batches) > 1 else "")
+            what = f"k = {100 * density:g} % of N" + (f", {batch} samples per step" if len(batches) > 1 else "")
             panels.append(Panel(f"{what}: {'higher' if 'accuracy' in show else 'lower'} is better", *_axes(show), lines))
     caption = (
-        f"Softmax regression on {features:,} random features of scikit-learn's digits, N = {features * CLASSES:,}, in place of the paper's "
-        f"network; error feedback. P = {ranks} ranks simulated, {described(network)}; selection as it takes here."
+        f"Softmax regression on {features:,} random features of scikit-learn's digits, N = {features * CLASSES:,}, instead of the paper's "
+        f"network; error feedback. P = {ranks} ranks simulated, {described(network)}; time of selection measured here."
     )
     return Picture(title, panels, caption)
 
@@ -157,7 +157,7 @@ def _reducer(name: str, density: float, size: int) -> Reducer:
 def _axes(show: str) -> tuple[Quantity, Quantity]:
     what, over = show.split(" over ")
     x = Quantity("epoch", "whole", False) if over == "epochs" else Quantity("time of selection and communication", "s", False)
-    return x, {"accuracy": Quantity("test samples classified rightly", "share", False), "loss": Quantity("training loss", ""),
+    return x, {"accuracy": Quantity("test samples classified correctly", "share", False), "loss": Quantity("training loss", ""),
                "error": Quantity("test samples classified wrongly", "share", False)}[what]  # fmt: skip
 
 
@@ -169,7 +169,7 @@ def _curve(name: str, epochs: Sequence[Any], show: str) -> Line:
 
 
 def _allreduces(settings: Settings) -> Picture:
-    """gTop-k's figure 9: time of the three ways to sum, against the number of workers and the size."""
+    """gTop-k's figure 9: time of the three allreduces over the number of workers and the size."""
     names, density = ("dense", "topka", "gtopk"), 0.001
     ranks, fixed = settings.sizes((2, 4), (4, 8, 16, 32)), 4 if settings.small else 32
     sizes, size = (
@@ -196,7 +196,7 @@ def _sum_time(name: str, size: int, ranks: int, density: float, seed: int) -> fl
 
 
 def _selectors(settings: Settings) -> Picture:
-    """CommLib's figure 6: time of the selectors against the size."""
+    """CommLib's figure 6: time of the selectors over the size."""
     sizes = settings.sizes((2**12, 2**14), [2**power for power in range(18, 26)])
     kinds = {"exact top-k": ExactTopK, "DGC (double sampling)": DoubleSampling, "MSTopK": MSTopK}
     lines = []
@@ -211,7 +211,7 @@ def _selectors(settings: Settings) -> Picture:
             times.append(float(np.median(found[1:])))
         lines.append(Line(name, sizes, times))
     panel = Panel("k = 0.1 % of N: less is better", Quantity("values, N", "count"), SECONDS, lines)
-    return Picture("CommLib 6: time of a selection", [panel], "Measured here on one core; the paper has a GPU. Values of a Laplace law.")
+    return Picture("CommLib 6: time of a selection", [panel], "Measured here on one core; the paper has a GPU. Laplace-distributed values.")
 
 
 def _figure(name: str, summary: str, make: Callable[..., Picture], **options: Any) -> Figure:
@@ -226,18 +226,18 @@ _EVERY = tuple(_NAMES)
 _NETWORK = {"names": _EVERY, "network": PIZ_DAINT}
 
 FIGURES = (
-    _figure("oktopk-7", "what balancing the regions and the data brings", _balancing),
+    _figure("oktopk-7", "speedup by balancing the regions and the data", _balancing),
     _figure("oktopk-8", "weak scaling, size of VGG-16", _breakdown, title="Ok-Topk 8: VGG-16", size=_VGG, ranks=(16, 32),
             density=0.02, **_NETWORK),
-    _figure("oktopk-9", "accuracy against time", _learning, title="Ok-Topk 9: accuracy", ranks=16, densities=(0.02,),
+    _figure("oktopk-9", "accuracy over time", _learning, title="Ok-Topk 9: accuracy", ranks=16, densities=(0.02,),
             names=_EVERY, show="accuracy over time"),
     _figure("oktopk-10", "weak scaling, size of the LSTM", _breakdown, title="Ok-Topk 10: LSTM", size=_LSTM, ranks=(32, 64),
             density=0.02, **_NETWORK),
-    _figure("oktopk-11", "error rate against time", _learning, title="Ok-Topk 11: error", ranks=32, densities=(0.02,),
+    _figure("oktopk-11", "error rate over time", _learning, title="Ok-Topk 11: error", ranks=32, densities=(0.02,),
             names=_EVERY, show="error over time"),
     _figure("oktopk-12", "weak scaling, size of BERT", _breakdown, title="Ok-Topk 12: BERT", size=_BERT, ranks=(32, 64, 256),
             density=0.01, **_NETWORK),
-    _figure("oktopk-13", "training loss against time", _learning, title="Ok-Topk 13: loss", ranks=32, densities=(0.01,),
+    _figure("oktopk-13", "training loss over time", _learning, title="Ok-Topk 13: loss", ranks=32, densities=(0.01,),
             names=("dense", "gaussiank", "oktopk"), show="loss over time"),
     _figure("gtopk-5", "convergence, 4 workers", _learning, title="gTop-k 5 to 7: convergence", ranks=4, densities=(0.001, 0.005),
             names=("dense", "gtopk"), show="loss over epochs"),
@@ -246,9 +246,9 @@ FIGURES = (
             names=("dense", "topka", "gtopk"), network=ETHERNET),
     _figure("gtopk-12", "convergence by density, 4 workers", _learning, title="gTop-k 12: densities", ranks=4,
             densities=(0.01, 0.001, 0.0005), names=("dense", "gtopk"), show="loss over epochs"),
-    _figure("gtopk-13", "gTop-k and Top-k by samples a step (13 and 14)", _learning, title="gTop-k 13 and 14: batch sizes", ranks=32,
+    _figure("gtopk-13", "gTop-k and Top-k by samples per step (13 and 14)", _learning, title="gTop-k 13 and 14: batch sizes", ranks=32,
             densities=(0.001,), names=("topka", "gtopk"), show="accuracy over epochs", batches=(320, 64)),
-    _figure("commlib-6", "time of the selectors against the size, on this machine", _selectors),
+    _figure("commlib-6", "time of the selectors over the size, on this machine", _selectors),
     _figure("commlib-10", "convergence with MSTopK, exact Top-k and dense sums", _learning, title="CommLib 10: convergence", ranks=16,
             densities=(0.001,), names=("dense", "topka", "MSTopK"), show="accuracy over epochs"),
 )  # fmt: skip

@@ -35,19 +35,19 @@ def _points(
 
 
 def _caption(results: dict[str, Any], network: sar.Network) -> str:
-    """Return a caption that says which numbers of ranks were measured and which were simulated, and on which network."""
+    """Return a caption that says which numbers of ranks were measured, which were simulated, and on which network."""
     points = [point for point in results["points"] if point]
     if not points:  # on other ranks than the first
         return ""
-    simulated, measured = (sorted({point["ranks"] for point in points if point["simulated"] == said}) for said in (True, False))
-    said = []
+    simulated, measured = (sorted({point["ranks"] for point in points if point["simulated"] == wanted}) for wanted in (True, False))
+    sentences = []
     if measured:
-        said.append(f"Measured here on {', '.join(map(str, measured))} ranks: medians, and quartiles as bands.")
+        sentences.append(f"Measured here on {', '.join(map(str, measured))} ranks: medians, and quartiles as bands.")
     if simulated:
         source = results["network"]["source"]
         which = "as measured here" if source == "measured" else described(network)
-        said.append(f"Simulated, as this machine was not given as many ranks: {', '.join(map(str, simulated))} ranks, {which}.")
-    return " ".join([*said, "Uniformly random positions, float32; thin lines are the cost model's."])
+        sentences.append(f"Simulated, because fewer ranks were started: {', '.join(map(str, simulated))} ranks, {which}.")
+    return " ".join([*sentences, "Uniformly random positions, float32; thin lines are the cost model's."])
 
 
 def _by_ranks_and_density(
@@ -58,7 +58,7 @@ def _by_ranks_and_density(
     density: Sequence[float],
     at: int | None = None,
 ) -> Picture:
-    """A panel against the number of ranks for each density, or, with ``at`` ranks, one against density too."""
+    """One panel over the number of ranks for each density and, with ``at`` ranks, also one over density."""
     size = 2**12 if settings.small else 2**24
     over = settings.sizes((2, 4, 8), ranks)
     results = _points(settings, over, [size], density, names, PIZ_DAINT)
@@ -81,7 +81,7 @@ def _curves(results: dict[str, Any], name: str) -> list[Panel]:
 
 
 def _fixed(points: Sequence[dict[str, Any]], name: str) -> str:
-    """Return the number of ranks or the density that all points share, as text for a title; empty if they share none."""
+    """Return the number of ranks or the density that all points share, as text for a title; empty if there is none."""
     ranks, densities = {point["ranks"] for point in points}, {point["density"] for point in points}
     if name == "density" and len(ranks) == 1:
         return f", P = {ranks.pop()}"
@@ -98,7 +98,7 @@ def _figure_4(settings: Settings) -> Picture:
 
 
 def _figure_5(settings: Settings) -> Picture:
-    """Always simulated: nobody has both machines."""
+    """Two systems, always simulated."""
     size, ranks = (2**12, 4) if settings.small else (2**24, 8)
     densities = settings.sizes((1e-3, 1e-2, 0.1), _DENSITIES)
     panels: list[AnyPanel] = []
@@ -111,7 +111,7 @@ def _figure_5(settings: Settings) -> Picture:
 
 
 def _figure_6(settings: Settings) -> Picture:
-    """Measured by the first rank alone."""
+    """The sum of two vectors, measured by the first rank alone."""
     sizes = settings.sizes((2**12,), (2**16, 2**20, 2**24))
     densities = settings.sizes((0.01, 0.1), np.geomspace(1e-3, 0.25, 9).tolist())
 
@@ -154,7 +154,7 @@ def _quartiles(call: Any, repeats: int = 9) -> tuple[float, float, float]:
 
 
 def _figure_7(settings: Settings) -> Picture:
-    """Lower bounds: a dense allreduce of as many items as the sparse input has, all ranks' indices being the same."""
+    """Lower bounds: a dense allreduce of as many items as the sparse input has, as if all ranks' indices were the same."""
     items = settings.sizes((2**6, 2**10), [2**power for power in range(6, 25, 2)])
     ranks = settings.sizes((2, 4), (2, 4, 8, 16, 32))
     results = _points(settings, ranks, items, [1.0], ["dense"], PIZ_DAINT)
@@ -170,7 +170,7 @@ def _figure_7(settings: Settings) -> Picture:
         rates.append(Line(f"P = {count}", sizes, [4 * size / time for size, time in zip(sizes, seconds)], kind=kind))  # type: ignore[arg-type]
     panels: list[AnyPanel] = [
         Panel("Time of a dense allreduce: less is better", _ITEMS, SECONDS, times),
-        Panel("Throughput, bytes of a vector a second: more is better", _ITEMS, Quantity("throughput", "B/s"), rates),
+        Panel("Throughput, vector bytes per second: more is better", _ITEMS, Quantity("throughput", "B/s"), rates),
     ]
     return Picture(
         "Thesis 5.7: lower bounds, fully overlapping indices",
@@ -188,8 +188,8 @@ FIGURES = (
     _named("5.1", "SSAR by recursive doubling, by split and allgather", _SSAR, (2, 4, 8, 16, 32, 64), (1e-4, 8e-3)),
     _named("5.2", "static (SSAR) and dynamic (DSAR)", (*_SSAR, _DSAR[0], "dense"), (2, 4, 8, 16, 32, 64), (0.016,), 8),
     _named("5.3", "early switching DSAR, groups of 8", (*_DSAR, "dense"), (8, 16, 32, 64, 128), (0.05,), 64),
-    Figure("thesis-5.4", "all algorithms: time against density, few ranks and many", _figure_4),
-    Figure("thesis-5.5", "two systems: time against density, 8 ranks", _figure_5),
-    Figure("thesis-5.6", "the sum of two sparse vectors beside two dense ones", _figure_6),
+    Figure("thesis-5.4", "all algorithms: time over density, few ranks and many", _figure_4),
+    Figure("thesis-5.5", "two systems: time over density, 8 ranks", _figure_5),
+    Figure("thesis-5.6", "the sum of two sparse vectors compared with two dense ones", _figure_6),
     Figure("thesis-5.7", "lower bounds: time and throughput of a dense allreduce", _figure_7),
 )

@@ -1,4 +1,4 @@
-"""Pictures: panels that say what is to be seen, and one way to draw them."""
+"""Pictures: panels that describe what to show, and a function that draws them."""
 
 from sparseallreduce.cli.pictures.panels import Bars, Dots, Grid, Line, Panel, Picture, Quantity, panel_of
 

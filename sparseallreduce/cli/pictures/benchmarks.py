@@ -1,4 +1,4 @@
-"""The pictures of benchmarks at one setting: time and bytes of every algorithm or reducer."""
+"""Pictures of benchmarks at one setting: time and bytes of every algorithm or reducer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Run = dict[str, Any]
 
 
 def benchmark_picture(runs: Mapping[str, Run]) -> Picture:
-    """Return the picture of reports of ``bench`` or ``simulate``, by the names of the runs: a row an algorithm, a colour a run."""
+    """Return the picture of reports of ``bench`` or ``simulate`` by the names of the runs: one row per algorithm, one colour per run."""
     rows = {name: benchmark_rows(run["results"]) for name, run in runs.items()}
     labels = list(dict.fromkeys(algorithm for by_name in rows.values() for algorithm in by_name))
     times = []
@@ -27,7 +27,7 @@ def benchmark_picture(runs: Mapping[str, Run]) -> Picture:
         if what:
             selecting = [place for place, row in zip(places, found) if "select" in row]
             selects = [row["select"]["median"] for row in found if "select" in row]
-            times.append(Line(name, selecting, selects, kind=kind, what="selection of it"))
+            times.append(Line(name, selecting, selects, kind=kind, what="selection only"))
     panels: list[AnyPanel] = [Dots("Time of the slowest rank, median and quartiles: less is better", SECONDS, labels, times)]
     sent = {name: {label: value for label, row in by_name.items() if (value := _most_sent(row))} for name, by_name in rows.items()}
     senders = [label for label in labels if any(label in by_name for by_name in sent.values())]
@@ -36,9 +36,9 @@ def benchmark_picture(runs: Mapping[str, Run]) -> Picture:
             Line(name, [senders.index(label) for label in by_name], list(by_name.values()), kind=_kind(runs[name]))
             for name, by_name in sent.items()
         ]
-        panels.append(Dots("Bytes of the rank that sends most: less is better", BYTES, senders, lines))
+        panels.append(Dots("Bytes of the rank that sends the most: less is better", BYTES, senders, lines))
     settings = "; ".join(_setting(name, run) for name, run in runs.items())
-    return Picture("Allreduce, algorithm by algorithm", panels, settings)
+    return Picture("Allreduce by algorithm", panels, settings)
 
 
 def _kind(run: Run) -> Kind:
@@ -46,7 +46,7 @@ def _kind(run: Run) -> Kind:
 
 
 def benchmark_rows(results: Run) -> dict[str, Run]:
-    """Return the rows of results by algorithm, those of the dense baselines first."""
+    """Return the rows of results by algorithm, the dense baselines first."""
     rows = [results[name] for name in ("dense", "dense_with_densifying") if name in results]  # with --lossy only the former
     return {row["algorithm"]: row for row in (*rows, *results["algorithms"])}
 

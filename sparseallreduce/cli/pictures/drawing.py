@@ -1,4 +1,4 @@
-"""Draws pictures: legends beside the axes, colours that the colour-blind tell apart, no cell empty."""
+"""Draw pictures: legends beside the axes, colours that the colour-blind can distinguish, and no empty cells."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 __all__ = ["draw", "shortened"]
 
-# Okabe and Ito's colours, which people who do not see all colours tell apart, without the yellow that white swallows.
+# Okabe and Ito's colours, which the colour-blind can distinguish, without yellow, which is hard to see on white.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
 _MARKERS = "osD^vP*X<>ph"
-_FURTHER = ("-", "--", ":", "-.")  # of what lines show besides, as of training and test samples
+_FURTHER = ("-", "--", ":", "-.")  # styles by ``Line.what``, such as training and test samples
 _HATCHES = ("", "///", "...", "xxx")
 _PANEL_WIDTH, _PANEL_HEIGHT = 5.0, 3.7  # inches
-_LEGEND_WIDTH = 0.085  # inches a character
-_TEXT_WIDTH = 11.5  # characters an inch, of a title
+_LEGEND_WIDTH = 0.085  # inches per character
+_TEXT_WIDTH = 11.5  # characters per inch in a title
 _LONGEST_LABEL = 44
-# Always the same of an algorithm, whichever are drawn with it.
+# The number of each algorithm's style, which does not depend on the other algorithms in a picture.
 _KNOWN = {
     name: number
     for number, name in enumerate(
@@ -65,7 +65,7 @@ def draw(picture: Picture) -> Figure:
     caption = _wrapped(picture.caption, width, 14)
     height = rows * max(map(_height, panels)) + 0.6 + 0.18 * len(caption.splitlines())
     figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12))
-    FigureCanvasAgg(figure)  # no display, and no state that other figures share
+    FigureCanvasAgg(figure)  # needs no display and no global state
     last = len(panels) % columns or columns
     for number, (axes, panel) in enumerate(zip(_axes(figure, len(panels), columns), panels)):
         side_by_side = last if number >= len(panels) - last else columns
@@ -81,7 +81,7 @@ def draw(picture: Picture) -> Figure:
 
 
 def shortened(label: str, longest: int = _LONGEST_LABEL) -> str:
-    """Return a label of at most so many characters, without its middle if it is longer.
+    """Return a label shortened to at most ``longest`` characters by leaving out its middle.
 
     >>> shortened("a" * 30 + "b" * 30, 11)
     'aaaaa…bbbbb'
@@ -101,7 +101,7 @@ def _height(panel: AnyPanel) -> float:
 
 
 def _axes(figure: Figure, count: int, columns: int) -> list[Axes]:
-    """Axes row by row; those of the last row share its whole width, so that no place is empty."""
+    """Return axes row by row; those of the last row share its whole width, so that no cell is empty."""
     last = count % columns or columns
     fine = math.lcm(columns, last)
     grid = figure.add_gridspec(-(-count // columns), fine)
@@ -123,7 +123,7 @@ def _clean(axes: Axes) -> None:
 
 
 class _Styles:
-    """The colour and marker of every label, and the dashes of what is shown besides."""
+    """The colour and marker of every label, and the line style of every ``what``."""
 
     def __init__(self, panels: Sequence[AnyPanel]) -> None:
         lines: list[Line] = []
@@ -138,7 +138,7 @@ class _Styles:
         self._what = list(dict.fromkeys(line.what for line in lines if line.what))
         self._kinds = {line.kind for line in lines}
         self._dots = all(isinstance(panel, Dots) for panel in panels if isinstance(panel, Panel | Dots))
-        self.parts: dict[str, dict[str, Any]] = {}  # of bars, with what matplotlib is told of them
+        self.parts: dict[str, dict[str, Any]] = {}  # matplotlib's properties of the parts of bars
         for panel in panels:
             for place, part in enumerate(panel.parts if isinstance(panel, Bars) else ()):
                 assert isinstance(panel, Bars)
@@ -149,7 +149,7 @@ class _Styles:
         self.width = 0.7 + _LEGEND_WIDTH * max((len(shortened(label)) for label in [*self._labels, *further]), default=0)
 
     def _of_cells(self, grids: Sequence[Grid]) -> dict[str, dict[str, Any]]:
-        """Return matplotlib's settings for each category of a map, by name; algorithms take the colours of their lines."""
+        """Return matplotlib's properties for each category of a map, by name; algorithms have the colours of their lines."""
         names = dict.fromkeys(cell for grid in grids for row in grid.cells for cell in row if cell is not None)
         numbers = {name: self._numbers.get(name, _KNOWN.get(name)) for name in names}
         for name in names:
@@ -174,7 +174,7 @@ class _Styles:
         return look | {"linestyle": ""} if self._dots else look
 
     def handles(self) -> list[Any]:
-        """Return what the legend shows: labels, and below them what dashes mean."""
+        """Return the entries of the legend: labels, then line styles."""
         from matplotlib.lines import Line2D
         from matplotlib.patches import Patch
 
@@ -194,7 +194,7 @@ class _Styles:
         return found if len(found) > 1 else []
 
     def look_of(self, what: str) -> dict[str, Any]:
-        """Return matplotlib's properties of what lines, or dots, show besides."""
+        """Return matplotlib's properties for a value of ``what``."""
         number = self._what.index(what)
         if self._dots:
             return {"linestyle": "", "markerfacecolor": "white"} if number else {"linestyle": ""}
@@ -219,7 +219,7 @@ def _draw_lines(axes: Axes, panel: Panel, styles: _Styles, width: float) -> None
 
 
 def _draw_bars(axes: Axes, panel: Bars, styles: _Styles, width: float) -> None:
-    """Horizontal, so that names have room."""
+    """Draw horizontal bars, which leave room for names."""
     places = np.arange(len(panel.labels))[::-1]
     ends = np.zeros(len(panel.labels))
     for part, lengths in panel.parts.items():
@@ -281,7 +281,7 @@ def _rectangle(column: int, row: int, look: dict[str, Any]) -> Any:
 
 
 def _numbers(values: Sequence[Any]) -> Any:
-    """Return an array, in which None is no number."""
+    """Return an array in which None is NaN."""
     return np.array([np.nan if value is None else value for value in values], np.float64)
 
 

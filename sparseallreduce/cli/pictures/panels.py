@@ -1,4 +1,4 @@
-"""What a picture shows, as plain values that JSON can hold: lines, stacked bars, dots with whiskers, and maps of categories."""
+"""The content of pictures as plain values that JSON can represent: lines, stacked bars, dots with whiskers, and maps of categories."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Number = float | None
 
 @dataclass(frozen=True)
 class Quantity:
-    """What an axis shows. Ticks carry the unit, so that ``name`` does not."""
+    """The quantity on an axis. Ticks have the unit, so ``name`` does not."""
 
     name: str
     unit: Unit = ""
@@ -47,10 +47,10 @@ COUNT = Quantity("dimension, N", "count")
 
 @dataclass
 class Line:
-    """One line. Lines of one label have one colour and marker in all panels of a picture.
+    """A line. Lines with the same label have the same colour and marker in all panels of a picture.
 
-    ``low`` and ``high`` are quartiles. ``kind``: measured is solid, simulated dashed, the model's thin. ``what`` names further styles, as
-    of training and test samples.
+    ``low`` and ``high`` are quartiles. ``kind`` sets the style: measured solid, simulated dashed, model thin. ``what`` distinguishes
+    further lines of a label, such as training and test samples.
     """
 
     label: str
@@ -64,7 +64,7 @@ class Line:
 
 @dataclass
 class Panel:
-    """Lines over two quantities."""
+    """Lines of one quantity over another."""
 
     title: str
     x: Quantity
@@ -76,31 +76,31 @@ class Panel:
 
 @dataclass
 class Bars:
-    """Stacked bars, one for each label; ``parts`` are the heights of all bars by part, from the bottom up."""
+    """Stacked bars, one for each label; ``parts`` has the heights of all bars for each part, from the bottom up."""
 
     title: str
     y: Quantity
     labels: list[str]
     parts: dict[str, list[float]]
     notes: list[str] = field(default_factory=list)  # above each bar
-    colours: dict[str, int] = field(default_factory=dict)  # of parts that have the same in all pictures
+    colours: dict[str, int] = field(default_factory=dict)  # of parts whose colour is the same in all pictures
     type: str = "bars"
 
 
 @dataclass
 class Dots:
-    """A row for each label, and in it a dot with its quartiles for each series."""
+    """One row for each label, with a dot and its quartiles for each series."""
 
     title: str
     x: Quantity
     labels: list[str]
-    series: list[Line]  # whose x are numbers of rows, and y, low and high values
+    series: list[Line]  # x has row numbers; y, low and high have values
     type: str = "dots"
 
 
 @dataclass
 class Grid:
-    """Which category holds at each pair of x and y: ``cells[row][column]`` for y[row] and x[column]."""
+    """The category at each pair of x and y: ``cells[row][column]`` for y[row] and x[column]."""
 
     title: str
     x: Quantity
@@ -116,7 +116,7 @@ AnyPanel = Panel | Bars | Dots | Grid
 
 @dataclass
 class Picture:
-    """Panels under one title, with a caption that says how the figures were obtained."""
+    """Panels under one title, with a caption that says how the values were obtained."""
 
     title: str
     panels: list[AnyPanel]
@@ -125,12 +125,12 @@ class Picture:
 
 
 def panel_of(value: dict[str, Any]) -> AnyPanel:
-    """Return the panel that ``dataclasses.asdict`` has made these values of.
+    """Return the panel from which ``dataclasses.asdict`` has made ``value``.
 
     Raises
     ------
     KeyError, TypeError
-        If they are those of no panel.
+        If no panel has these values.
     """
     given = dict(value)
     kind = {"lines": Panel, "bars": Bars, "dots": Dots, "grid": Grid}[given["type"]]

@@ -1,4 +1,4 @@
-"""The pictures of sweeps: time and bytes against density, ranks and dimension, what "auto" takes, and how sums fill in."""
+"""Pictures of sweeps: time and bytes over density, ranks and dimension, the choices of "auto", and the fill-in of sums."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ Run = dict[str, Any]
 
 _AXES = {"density": SHARE, "ranks": RANKS, "size": COUNT}
 _KINDS: tuple[Kind, ...] = ("measured", "simulated")
-_PANELS = 3  # of one kind, at most
+_PANELS = 3  # maximum number of one kind
 _DENSE = ("dense", "dense_torus", "MPI Allreduce", "and making it dense", "auto")
 _CROSSING = "from here dense sends less"
 
 
 def points_of(runs: Mapping[str, Run]) -> list[Run]:
-    """Return the points of reports of ``bench --sweep``, ``bench`` and ``simulate``, alike."""
+    """Return the points of reports of ``bench --sweep``, ``bench`` and ``simulate``, in one format."""
     found: list[Run] = []
     for run in runs.values():
         results = run["results"]
@@ -65,7 +65,7 @@ def sweep_picture(runs: Mapping[str, Run]) -> Picture:
     if "ranks" in varied:
         panels += _fill_in(points)
     simulated = sorted({point["ranks"] for point in points if point["simulated"]})
-    fixed = ", ".join(_said(name, points[0][name]) for name in _AXES if name not in varied)
+    fixed = ", ".join(_in_words(name, points[0][name]) for name in _AXES if name not in varied)
     caption = f"{points[0].get('dtype', 'float32')}, uniformly random positions" + (f", {fixed}" if fixed else "") + "."
     if simulated:
         caption += f" Simulated: {', '.join(map(str, simulated))} ranks{_network(runs)}."
@@ -76,12 +76,12 @@ def _network(runs: Mapping[str, Run]) -> str:
     for run in runs.values():
         network = run["results"].get("network") or run["arguments"]
         if network.get("latency") is not None:
-            return f", {1e6 * network['latency']:.3g} µs a message, {network['bandwidth'] / 1e9:.3g} GB/s"
+            return f", {1e6 * network['latency']:.3g} µs per message, {network['bandwidth'] / 1e9:.3g} GB/s"
     return ""
 
 
 def curves_over(points: Sequence[Run], name: str) -> Iterator[Panel]:
-    """Yield panels of time against one of density, ranks and size: a line an algorithm, the cost model's thin beside it."""
+    """Yield panels of time over density, ranks or size: one line per algorithm, and a thin one for the cost model."""
     for others, group in _groups(points, name):
         lines: list[Line] = []
         for kind in _KINDS:
@@ -91,7 +91,7 @@ def curves_over(points: Sequence[Run], name: str) -> Iterator[Panel]:
 
 
 def _groups(points: Sequence[Run], name: str) -> Iterator[tuple[str, list[Run]]]:
-    """Points that differ in this alone, and in words what they have in common; a few groups, evenly spaced, if there are many."""
+    """Yield a description and the points of each group that differs only in ``name``; if there are many, a few evenly spaced ones."""
     others = [other for other in _AXES if other != name]
     values = sorted({tuple(point[other] for other in others) for point in points})
     varied = [other for place, other in enumerate(others) if len({each[place] for each in values}) > 1]
@@ -100,11 +100,11 @@ def _groups(points: Sequence[Run], name: str) -> Iterator[tuple[str, list[Run]]]
     groups = [(each, group) for each, group in groups if any(point["ranks"] > 1 for point in group)] or groups
     kept = sorted({round(place) for place in np.linspace(0, len(groups) - 1, min(_PANELS, len(groups)))})
     for each, group in (groups[place] for place in kept):
-        said = [_said(other, value) for other, value in zip(others, each) if other in varied]
-        yield "".join(f", {one}" for one in said), group
+        words = [_in_words(other, value) for other, value in zip(others, each) if other in varied]
+        yield "".join(f", {one}" for one in words), group
 
 
-def _said(name: str, value: Any) -> str:
+def _in_words(name: str, value: Any) -> str:
     if name == "density":
         return f"density {100 * value:.3g} %"
     return f"P = {value:,}" if name == "ranks" else f"N = {value:,}"
@@ -153,7 +153,7 @@ def _most_sent(row: Run) -> float | None:
 
 
 def with_dense_bytes(point: Run) -> dict[str, float]:
-    """Return the bytes of the rank that sends most by algorithm, with those of "dense": its own, or 2 (P - 1) / P N values."""
+    """Return by algorithm the bytes of the rank that sends the most; "dense" has its own, or else 2 (P - 1) / P N values."""
     found = {name: sent for name, row in benchmark_rows(point).items() if (sent := _most_sent(row))}
     itemsize = np.dtype(point.get("dtype", "float32")).itemsize
     found.setdefault("dense", 2 * (point["ranks"] - 1) / point["ranks"] * point["size"] * itemsize)
@@ -175,11 +175,11 @@ def _bytes_over_density(points: Sequence[Run]) -> Iterator[Panel]:
         if crossing:
             lines.append(Line(_CROSSING, [crossing[0]], [crossing[1]]))
         where = f", dense wins from {100 * crossing[0]:.2g} %" if crossing else ""
-        yield Panel(f"Bytes of the rank that sends most{others}{where}: less is better", SHARE, BYTES, lines)
+        yield Panel(f"Bytes of the rank that sends the most{others}{where}: less is better", SHARE, BYTES, lines)
 
 
 def _crossing(sent: Sequence[tuple[float, Mapping[str, float]]]) -> tuple[float, float] | None:
-    """The first density, and the bytes there, at which no sparse algorithm sends less than the dense one, by straight lines between."""
+    """Return the lowest density at which no sparse algorithm sends less than the dense one, interpolated linearly, and the bytes there."""
     before: tuple[float, float] | None = None
     for density, row in sent:
         sparse = [value for name, value in row.items() if name not in _DENSE]
@@ -189,8 +189,8 @@ def _crossing(sent: Sequence[tuple[float, Mapping[str, float]]]) -> tuple[float,
         if excess >= -1e-3:
             if before is None or before[1] >= 0 or density <= 0 or before[0] <= 0:
                 return density, row["dense"]
-            share = before[1] / (before[1] - max(float(excess), 0.0)) if excess > 0 else 1.0
-            return float(before[0] * (density / before[0]) ** share), row["dense"]
+            fraction = before[1] / (before[1] - max(float(excess), 0.0)) if excess > 0 else 1.0
+            return float(before[0] * (density / before[0]) ** fraction), row["dense"]
         before = density, float(excess)
     return None
 
@@ -205,7 +205,7 @@ def _maps(points: Sequence[Run]) -> Iterator[Grid]:
         sizes, densities = (sorted({key[place] for key in found}) for place in (0, 1))
         if len(sizes) > 1 and len(densities) > 1 and any(found.values()):
             cells = [[found.get(pair) for pair in itertools.product([size], densities)] for size in sizes]
-            yield Grid(f'What "auto" takes, P = {ranks:,}', SHARE, COUNT, densities, sizes, cells)
+            yield Grid(f'Choice of "auto", P = {ranks:,}', SHARE, COUNT, densities, sizes, cells)
 
 
 def _chosen(point: Run) -> str | None:
@@ -213,7 +213,7 @@ def _chosen(point: Run) -> str | None:
 
 
 def _fill_in(points: Sequence[Run]) -> Iterator[Panel]:
-    """Entries of the sum for each of a rank, against the number of ranks, and what random positions are expected to come to."""
+    """Yield entries of the sum per entry of a rank over the number of ranks, with the expectation for random positions."""
     lines = []
     size = max(point["size"] for point in points)
     densities = sorted({point["density"] for point in points if point["density"] > 0})

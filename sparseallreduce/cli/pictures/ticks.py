@@ -1,4 +1,4 @@
-"""Axes as people write numbers: few ticks, each with its unit."""
+"""Readable axes: few ticks, each with its unit."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 __all__ = ["powers_of_two", "scale"]
 
-_MOST = 6  # ticks of an axis
-_MARGIN = 0.06  # of the axis, so that no marker is cut by the frame
-_TO_BE_LOG = 3.0  # quotient of the ends of an axis below which it is linear
+_MOST = 6  # maximum number of ticks on an axis
+_MARGIN = 0.06  # fraction of the axis, so that the frame cuts no marker
+_TO_BE_LOG = 3.0  # ratio of the ends of an axis below which it is linear
 
 
 def scale(axis: Axis, quantity: Quantity, values: Sequence[Any]) -> None:
-    """Set the scale, limits, ticks and label of an axis that shows ``values``; those that no scale can show are left out."""
+    """Set the scale, limits, ticks and label of an axis that shows ``values``, ignoring values that cannot be shown."""
     finite = np.array([value for value in values if value is not None], np.float64)
     finite = finite[np.isfinite(finite)]
     log = quantity.log and (finite > 0).any()
@@ -77,7 +77,7 @@ def _set_limits(axis: Axis, low: float, high: float) -> None:
 
 
 def log_ticks(low: float, high: float) -> Any:
-    """Return round numbers between two, of which there are two or more wherever the larger is three times the smaller.
+    """Return round numbers between ``low`` and ``high``: at least two if ``high`` is three times ``low`` or more.
 
     >>> log_ticks(0.9, 150).tolist()
     [1.0, 10.0, 100.0]
@@ -94,7 +94,7 @@ def log_ticks(low: float, high: float) -> Any:
 
 
 def powers_of_two(values: Any) -> bool:
-    """Return True if all are powers of two."""
+    """Return True if all values are powers of two."""
     return all(value >= 1 and math.log2(value).is_integer() for value in values)
 
 
@@ -103,7 +103,7 @@ def _power(value: float, place: int | None = None) -> str:
 
 
 def written(quantity: Quantity) -> Callable[..., str]:
-    """Return what writes a tick of the quantity, with its unit."""
+    """Return a function that formats a tick of the quantity, with its unit."""
     if quantity.unit == "share":
         return lambda value, place=None: f"{100 * value:.6g} %"
     if quantity.unit in ("s", "B", "B/s", "count"):
@@ -114,7 +114,7 @@ def written(quantity: Quantity) -> Callable[..., str]:
 
 
 def round_to(value: float) -> float:
-    """Return the number without the noise of binary fractions.
+    """Return the number rounded to nine digits, without the noise of binary fractions.
 
     >>> round_to(0.1 + 0.2)
     0.3

@@ -1,4 +1,4 @@
-"""The picture of training runs: losses and accuracies by pass, by time and by traffic, where time goes, and how dense sums are."""
+"""The picture of training runs: losses and accuracies by epoch, time and bytes, time by phase, and the density of sums."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ __all__ = ["training_picture"]
 
 Run = dict[str, Any]
 
-# Phases from the left to the right of a bar, and the number of their colour.
+# Phases from left to right in a bar, with the numbers of their colours.
 _PHASES = {
     "read": 7, "prepare": 4, "compute": 0, "select": 3, "communicate": 1, "wait": 4, "update": 2, "checkpoint": 7, "evaluate": 5,
 }  # fmt: skip
-_MOST_POINTS = 2000  # of a curve
-_TRAINING, _TEST, _HELD = "training samples", "test samples", "samples held out"
+_MOST_POINTS = 2000  # points of a curve
+_TRAINING, _TEST, _HELD = "training samples", "test samples", "held-out samples"
 
 
 class _Way(NamedTuple):
-    """Something that grows while a run trains, to draw figures against."""
+    """A measure of training progress: epochs, time or bytes."""
 
     quantity: Quantity
     of: Callable[[Sequence[Run]], list[float]]
 
 
 class _Kind(NamedTuple):
-    """Figures that may share an axis."""
+    """A kind of metrics that can share an axis."""
 
     title: str
     name: str
@@ -48,7 +48,7 @@ def training_picture(runs: Mapping[str, Run]) -> Picture:
     for kind, curves in kinds.items():
         for way in ways:
             lines = [Line(name, x, values, what=what) for name, what, epochs, values in curves if any(x := way.of(epochs))]
-            if not lines:  # of runs by one rank each, which send nothing
+            if not lines:  # all runs have one rank, which sends nothing
                 lines = [Line(name, way.of(epochs), values, what=what) for name, what, epochs, values in curves]
             panels.append(Panel(kind.title, way.quantity, Quantity(kind.name, kind.unit, kind.log), lines))
     panels += _searches(runs)
@@ -75,7 +75,7 @@ def _training_seconds(epoch: Run) -> float:
 
 
 def _figures(run: Run) -> Iterator[tuple[_Kind, str, list[float | None]]]:
-    """What is known of a run: the kind of figures, of which samples they are, and their values by epoch."""
+    """Yield the metrics of a run: their kind, the name of the samples, and the values by epoch."""
     epochs, arguments = run["epochs"], run.get("arguments") or {}
     loss = " ".join(str(arguments[name]) for name in ("model", "loss") if arguments.get(name))
     loss = loss.replace("_", " ")
@@ -91,15 +91,15 @@ def _figures(run: Run) -> Iterator[tuple[_Kind, str, list[float | None]]]:
     for of, what in (("train", _TRAINING), ("test", _TEST), ("validation", _HELD)):
         values = [epoch.get(f"{of}_accuracy") for epoch in epochs]
         if any(value is not None for value in values):
-            yield _Kind("Accuracy: higher is better", "samples classified rightly", "share"), what, values
+            yield _Kind("Accuracy: higher is better", "samples classified correctly", "share"), what, values
 
 
 def _searches(runs: Mapping[str, Run]) -> Iterator[Panel]:
-    """What searches over penalties have found: the best figure of each model on the samples held out."""
+    """Yield panels of searches over penalties: the best result of each model on the held-out samples."""
     for parameter, name in (("C", "C"), ("l2", "factor of the penalty, L2")):
         for figure, title, quantity in (
-            ("validation_accuracy", "Search, accuracy on samples held out: higher is better", Quantity("accuracy", "share", False)),
-            ("validation_loss", "Search, loss on samples held out: lower is better", Quantity("loss", "", False)),
+            ("validation_accuracy", "Search, accuracy on held-out samples: higher is better", Quantity("accuracy", "share", False)),
+            ("validation_loss", "Search, loss on held-out samples: lower is better", Quantity("loss", "", False)),
         ):
             lines = [line for run_name, run in runs.items() for line in _searched(run_name, run, parameter, figure)]
             if lines:
@@ -121,7 +121,7 @@ def _searched(name: str, run: Run, parameter: str, figure: str) -> Iterator[Line
 
 
 def _best(model: Run, figure: str) -> float | None:
-    """Return the figure of a model, or of a fold, at its best epoch."""
+    """Return the metric of a model, or of a fold, at its best epoch."""
     if figure in model:
         return None if model[figure] is None else float(model[figure])
     epochs = model.get("epochs") or ()
@@ -131,7 +131,7 @@ def _best(model: Run, figure: str) -> float | None:
 
 
 def _phases(runs: Mapping[str, Run]) -> Bars:
-    """Seconds of an epoch by phase, mean over the epochs, stacked; a bar a run."""
+    """Return the mean seconds per epoch by phase, as one stacked bar per run."""
     found = dict.fromkeys(phase for run in runs.values() for epoch in run["epochs"] for phase in epoch["seconds"] if phase != "total")
     parts = {}
     for phase in sorted(found, key=lambda phase: list(_PHASES).index(phase) if phase in _PHASES else len(_PHASES)):
@@ -139,12 +139,12 @@ def _phases(runs: Mapping[str, Run]) -> Bars:
         if any(lengths):
             parts[phase] = lengths
     colours = {phase: _PHASES.get(phase, 6 + number) for number, phase in enumerate(parts)}
-    title = "Time of a pass by phase, mean over the passes: less is better"
+    title = "Time of an epoch by phase, mean over the epochs: less is better"
     return Bars(title, Quantity("time", "s", False), list(runs), parts, colours=colours)
 
 
 def _densities(runs: Mapping[str, Run]) -> Iterator[Panel]:
-    """The density of gradient and sum at every iteration where it has been recorded, else of every epoch; runs in rounds have none."""
+    """Yield the density of gradient and sum at every iteration if recorded, else at every epoch; runs in rounds have none."""
     lines = []
     for name, run in runs.items():
         if all("steps" in epoch for epoch in run["epochs"]):
@@ -156,7 +156,7 @@ def _densities(runs: Mapping[str, Run]) -> Iterator[Panel]:
 
 
 def _steps(epochs: Sequence[Run]) -> tuple[list[float], list[float], list[float]]:
-    """Iterations, and at each the density of a rank's gradient and of the sum."""
+    """Return iterations, and the densities of a rank's gradient and of the sum at each of them."""
     if all(epoch.get("gradient_densities") for epoch in epochs):
         given, summed = (np.concatenate([epoch[f"{of}_densities"] for epoch in epochs]) for of in ("gradient", "total"))
         every = -(-len(given) // _MOST_POINTS)
