@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from sparseallreduce.errors import DatasetError
-from sparseallreduce.linear.data.beside import write_columns
 from sparseallreduce.linear.data.binary.format import Header
 from sparseallreduce.linear.data.binary.writer import BinaryWriter
+from sparseallreduce.linear.data.companion import write_columns
 from sparseallreduce.linear.data.files import PathLike, Piped, Progress
 from sparseallreduce.linear.data.formats import format_of, open_samples
 from sparseallreduce.linear.data.parts import Data, Source, described, source_of

@@ -10,9 +10,9 @@ import numpy as np
 
 from sparseallreduce.data_cache import DataCache
 from sparseallreduce.errors import DatasetError
-from sparseallreduce.linear.data.beside import columns_beside
 from sparseallreduce.linear.data.binary.reader import read_binaries, read_binary
 from sparseallreduce.linear.data.collected import collected
+from sparseallreduce.linear.data.companion import companion_of
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.data.files import Progress
 from sparseallreduce.linear.data.formats import format_of, open_samples
@@ -176,7 +176,7 @@ def _read(
 
 def _with_columns(dataset: Dataset, source: Source, comm: Any, reading: Reading) -> Dataset:
     """Return the samples of binary files with the encoding of the table that they come from, if any. Collective."""
-    found, known = columns_beside(source, comm), reading.table.encoding
+    found, known = companion_of(source, comm), reading.table.encoding
     if found is None or found.encoding.features != dataset.features:
         return dataset
     if known is not None and replace(known, target=None) != replace(found.encoding, target=None):

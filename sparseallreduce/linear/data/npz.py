@@ -23,7 +23,7 @@ from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.data.blocks import Block
 from sparseallreduce.linear.data.compressed_rows import NONZEROS_AT_ONCE, checked_block
 from sparseallreduce.linear.data.files import PathLike, Progress, first_bytes, open_input
-from sparseallreduce.linear.data.parts import LABELS_BESIDE, Source, sharing
+from sparseallreduce.linear.data.parts import LABELS_SUFFIX, Source, sharing
 from sparseallreduce.runtime.limits import memory_left
 from sparseallreduce.streams.stream import index_dtype
 
@@ -110,7 +110,7 @@ def _outline(path: PathLike, unlabelled: bool) -> tuple[int, int]:
             raise DatasetError(f"{path}: there are {lengths} numbers for {rows} samples: the file is damaged")
         labels = arrays.labels()
         if labels is None and not unlabelled:
-            raise DatasetError(f"{path}: no labels: put an array 'labels' into it, or write them to {_beside(path)} by numpy.save")
+            raise DatasetError(f"{path}: no labels: put an array 'labels' into it, or write them to {_labels_path(path)} by numpy.save")
         if labels is not None and labels.length != rows:
             raise DatasetError(f"{path}: there are {labels.length} labels for {rows} samples")
         return rows, features
@@ -224,15 +224,15 @@ class _Arrays:
         for name in _LABELS:
             if name in self._file.names:
                 return self.stream(name)
-        beside = _beside(self._path)
-        if not os.path.lexists(beside):
+        labels_path = _labels_path(self._path)
+        if not os.path.lexists(labels_path):
             return None
-        file = self._stack.enter_context(open_regular(beside))
+        file = self._stack.enter_context(open_regular(labels_path))
         try:
-            header = read_header(file, os.fstat(file.fileno()).st_size, beside.name)
-            return self._kept(file, header, beside.name, "biuf", None)
+            header = read_header(file, os.fstat(file.fileno()).st_size, labels_path.name)
+            return self._kept(file, header, labels_path.name, "biuf", None)
         except Damaged as fault:
-            raise DatasetError(f"cannot read {beside}: {fault}; it has to be a file written by numpy.save") from None
+            raise DatasetError(f"cannot read {labels_path}: {fault}; it has to be a file written by numpy.save") from None
 
     def finish(self) -> None:
         """Read all arrays to their ends."""
@@ -259,7 +259,7 @@ def _arrays(path: PathLike) -> Iterator[_Arrays]:
         raise DatasetError(f"cannot read {file}: {reason or type(error).__name__}; {remedy}") from None
 
 
-def _beside(path: PathLike) -> Path:
+def _labels_path(path: PathLike) -> Path:
     """Return the path of the companion file of labels."""
     path = Path(path)
-    return path.with_name(f"{path.name.removesuffix('.npz')}{LABELS_BESIDE}")
+    return path.with_name(f"{path.name.removesuffix('.npz')}{LABELS_SUFFIX}")

@@ -26,7 +26,7 @@ from sparseallreduce.linear.data.files import CachedInput, PathLike, Piped, read
 from sparseallreduce.runtime.objects import agreed, gather
 from sparseallreduce.runtime.stalls import LongWait
 
-__all__ = ["COLUMNS_BESIDE", "LABELS_BESIDE", "STANDARD_INPUT", "Data", "Source", "check_read_once", "described", "sharing", "source_of"]
+__all__ = ["COLUMNS_SUFFIX", "LABELS_SUFFIX", "STANDARD_INPUT", "Data", "Source", "check_read_once", "described", "sharing", "source_of"]
 
 T = TypeVar("T")
 
@@ -35,9 +35,9 @@ Data = PathLike | Sequence[PathLike]
 #: The file name that stands for standard input.
 STANDARD_INPUT = "-"
 #: Suffix of the companion file with the labels of an ``.npz`` file.
-LABELS_BESIDE = ".labels.npy"
+LABELS_SUFFIX = ".labels.npy"
 #: Suffix of the companion file with the encoding of a binary file's columns.
-COLUMNS_BESIDE = ".columns.json"
+COLUMNS_SUFFIX = ".columns.json"
 
 _PATTERN = re.compile(r"[*?\[]")
 _DESCRIPTORS = re.compile(r"/dev/(stdin|fd/\d+)|/proc/(self|\d+)/fd/\d+")
@@ -217,10 +217,10 @@ def _without_companions(names: list[str]) -> list[str]:
     has_arrow = any(name.endswith(".arrow") for name in names)
 
     def accompanies(name: str) -> bool:
-        if name.endswith(LABELS_BESIDE):
-            return f"{name.removesuffix(LABELS_BESIDE)}.npz" in known
-        if name.endswith(COLUMNS_BESIDE):
-            return name.removesuffix(COLUMNS_BESIDE) in known
+        if name.endswith(LABELS_SUFFIX):
+            return f"{name.removesuffix(LABELS_SUFFIX)}.npz" in known
+        if name.endswith(COLUMNS_SUFFIX):
+            return name.removesuffix(COLUMNS_SUFFIX) in known
         if has_arrow and os.path.basename(name) in _OF_DATASETS:
             return True
         return os.path.basename(name) == "_SUCCESS" and os.path.isfile(name) and os.path.getsize(name) == 0

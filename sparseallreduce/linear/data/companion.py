@@ -15,15 +15,15 @@ from sparseallreduce.atomic_file import atomic_file
 from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.data.binary.format import HEADER_BYTES
 from sparseallreduce.linear.data.files import PathLike, Piped, first_bytes, readable
-from sparseallreduce.linear.data.parts import COLUMNS_BESIDE, Source
+from sparseallreduce.linear.data.parts import COLUMNS_SUFFIX, Source
 from sparseallreduce.linear.encoding import Encoding
 
-__all__ = ["Beside", "columns_beside", "write_columns"]
+__all__ = ["Companion", "companion_of", "write_columns"]
 
 _MOST = 1 << 30  # largest size of a companion file, in bytes
 
 
-class Beside(NamedTuple):
+class Companion(NamedTuple):
     """The encoding of the samples of a binary file."""
 
     encoding: Encoding
@@ -33,11 +33,11 @@ class Beside(NamedTuple):
 def write_columns(path: PathLike, encoding: Encoding, classes: list[str] | None) -> None:
     """Write the companion file of a complete binary file. Called by one rank."""
     content = {"encoding": json.loads(encoding.to_json()), "classes": classes, "header": _header(path)}
-    with atomic_file(f"{os.fspath(path)}{COLUMNS_BESIDE}", "w") as file:
+    with atomic_file(f"{os.fspath(path)}{COLUMNS_SUFFIX}", "w") as file:
         json.dump(content, file, ensure_ascii=False)
 
 
-def columns_beside(source: Source, comm: Any) -> Beside | None:
+def companion_of(source: Source, comm: Any) -> Companion | None:
     """Return the encoding of binary files, or None if they have none in common. Collective over ``comm``.
 
     Raises
@@ -45,12 +45,12 @@ def columns_beside(source: Source, comm: Any) -> Beside | None:
     DatasetError
         On every rank, if a companion file is damaged.
     """
-    found = source.each(comm, _beside)
+    found = source.each(comm, _companion)
     return found[0] if all(each == found[0] for each in found) else None
 
 
-def _beside(path: PathLike) -> Beside | None:
-    name = f"{os.fspath(path)}{COLUMNS_BESIDE}"
+def _companion(path: PathLike) -> Companion | None:
+    name = f"{os.fspath(path)}{COLUMNS_SUFFIX}"
     if isinstance(path, Piped) or not os.path.exists(name):
         return None
     with readable(name), open(name, "rb") as file:
@@ -62,7 +62,7 @@ def _beside(path: PathLike) -> Beside | None:
         classes = found["classes"]
         if classes is not None and not all(isinstance(name, str) for name in classes):
             raise ValueError("classes are not names")
-        return Beside(Encoding.from_json(json.dumps(found["encoding"])), None if classes is None else tuple(classes))
+        return Companion(Encoding.from_json(json.dumps(found["encoding"])), None if classes is None else tuple(classes))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DatasetError(f"cannot read {name}: {error}; remove it, or convert the table again") from None
 
