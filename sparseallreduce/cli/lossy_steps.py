@@ -100,7 +100,7 @@ def measure(
 
 
 class _Arrays:
-    """This rank's input: its gradients and its initial residual."""
+    """The input of one rank: its gradients and its initial residual."""
 
     def __init__(self, setting: LossySetting, comm: Any, xp: Any = None) -> None:
         self.setting = setting

@@ -293,7 +293,7 @@ def check(chosen: dict[str, Any], tested: bool) -> None:
 
 
 def _unsupported_on_gpu(chosen: dict[str, Any]) -> dict[str, bool]:
-    """What is done on the host alone, and what to take instead; and whether it is asked for."""
+    """Return what GPUs do not support, with an alternative for each, and whether the options ask for it."""
     kind = STRATEGIES[chosen["strategy"]]
     instead, worked = "leave it out, or leave out --device", f"sparse, dense or one of {', '.join(LOSSY)}"
     return {

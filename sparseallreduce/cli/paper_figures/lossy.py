@@ -65,7 +65,7 @@ def _steady_time(make: Callable[[], Reducer], gradients: Sequence[Array], networ
 
 
 def _balancing(settings: Settings) -> Picture:
-    """Ok-Topk's figure 7: the speedup of each of its two ways of balancing."""
+    """Draw Ok-Topk's figure 7: the speedup of each of its two ways of balancing."""
     size, density = (2**14, 0.01) if settings.small else (2**27, 0.01)
     ranks = settings.sizes((4, 8), (16, 32, 64))
     parts: dict[str, list[Line]] = {"boundaries": [], "data": []}
@@ -94,7 +94,7 @@ def _balancing(settings: Settings) -> Picture:
 def _breakdown(
     settings: Settings, title: str, size: int, ranks: Sequence[int], density: float, names: Sequence[str], network: Network
 ) -> Picture:
-    """Seconds of selection and communication: one bar for each method, one panel for each number of ranks."""
+    """Draw seconds of selection and communication: one bar for each method, one panel for each number of ranks."""
     size = 2**14 if settings.small else size
     panels: list[AnyPanel] = []
     for count in settings.sizes((2, 4), ranks):
@@ -128,7 +128,7 @@ def _selecting(make: Callable[[], Reducer], gradient: Array) -> float:
 def _learning(
     settings: Settings, title: str, ranks: int, densities: Sequence[float], names: Sequence[str], show: str, batches: Sequence[int] = (320,)
 ) -> Picture:
-    """Accuracy, loss or error over time or epochs: one line for each method, one panel for each density or batch size."""
+    """Draw accuracy, loss or error over time or epochs: one line for each method, one panel for each density or batch size."""
     features, epochs = (256, 3) if settings.small else (4096, 20)
     task, ranks = make_task(features, settings.seed), min(ranks, 4) if settings.small else ranks
     network = PIZ_DAINT if "Ok" in title else ETHERNET
@@ -169,7 +169,7 @@ def _curve(name: str, epochs: Sequence[Any], show: str) -> Line:
 
 
 def _allreduces(settings: Settings) -> Picture:
-    """gTop-k's figure 9: time of the three allreduces over the number of workers and the size."""
+    """Draw gTop-k's figure 9: time of the three allreduces over the number of workers and the size."""
     names, density = ("dense", "topka", "gtopk"), 0.001
     ranks, fixed = settings.sizes((2, 4), (4, 8, 16, 32)), 4 if settings.small else 32
     sizes, size = (
@@ -196,7 +196,7 @@ def _sum_time(name: str, size: int, ranks: int, density: float, seed: int) -> fl
 
 
 def _selectors(settings: Settings) -> Picture:
-    """CommLib's figure 6: time of the selectors over the size."""
+    """Draw CommLib's figure 6: time of the selectors over the size."""
     sizes = settings.sizes((2**12, 2**14), [2**power for power in range(18, 26)])
     kinds = {"exact top-k": ExactTopK, "DGC (double sampling)": DoubleSampling, "MSTopK": MSTopK}
     lines = []

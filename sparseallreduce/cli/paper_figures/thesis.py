@@ -58,7 +58,7 @@ def _by_ranks_and_density(
     density: Sequence[float],
     at: int | None = None,
 ) -> Picture:
-    """One panel over the number of ranks for each density and, with ``at`` ranks, also one over density."""
+    """Draw one panel over the number of ranks for each density and, with ``at`` ranks, also one over density."""
     size = 2**12 if settings.small else 2**24
     over = settings.sizes((2, 4, 8), ranks)
     results = _points(settings, over, [size], density, names, PIZ_DAINT)
@@ -98,7 +98,7 @@ def _figure_4(settings: Settings) -> Picture:
 
 
 def _figure_5(settings: Settings) -> Picture:
-    """Two systems, always simulated."""
+    """Draw two systems, which are always simulated."""
     size, ranks = (2**12, 4) if settings.small else (2**24, 8)
     densities = settings.sizes((1e-3, 1e-2, 0.1), _DENSITIES)
     panels: list[AnyPanel] = []
@@ -111,7 +111,7 @@ def _figure_5(settings: Settings) -> Picture:
 
 
 def _figure_6(settings: Settings) -> Picture:
-    """The sum of two vectors, measured by the first rank alone."""
+    """Draw the time of the sum of two vectors, measured by the first rank alone."""
     sizes = settings.sizes((2**12,), (2**16, 2**20, 2**24))
     densities = settings.sizes((0.01, 0.1), np.geomspace(1e-3, 0.25, 9).tolist())
 
@@ -154,7 +154,7 @@ def _quartiles(call: Any, repeats: int = 9) -> tuple[float, float, float]:
 
 
 def _figure_7(settings: Settings) -> Picture:
-    """Lower bounds: a dense allreduce of as many items as the sparse input has, as if all ranks' indices were the same."""
+    """Draw lower bounds: a dense allreduce of as many items as the sparse input has, as if all ranks' indices were the same."""
     items = settings.sizes((2**6, 2**10), [2**power for power in range(6, 25, 2)])
     ranks = settings.sizes((2, 4), (2, 4, 8, 16, 32))
     results = _points(settings, ranks, items, [1.0], ["dense"], PIZ_DAINT)
