@@ -82,7 +82,7 @@ def test_a_wrong_result_fails(monkeypatch):
 
     output = bench("--algorithms", "auto,ssar_ring", status=1)
 
-    assert "ssar_ring: off by" in output
+    assert "ssar_ring: the error is" in output
     assert "auto: off by" not in output
     assert "Traceback" not in output
 

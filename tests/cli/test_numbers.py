@@ -53,4 +53,4 @@ def test_a_mean_is_benchmarked_and_right(tmp_path):
     assert ran.exit_code == 0, ran.output
     assert json.loads((tmp_path / "out.json").read_text())["arguments"]["size"] == 10_000
     refused = CliRunner().invoke(main, ["bench", *sizes, "--op", "mean", "--dtype", "int32"])
-    assert refused.exit_code == 2 and "the mean of int32 values is no int32" in refused.output + refused.stderr
+    assert refused.exit_code == 2 and "the mean of int32 values is not int32" in refused.output + refused.stderr

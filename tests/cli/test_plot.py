@@ -162,7 +162,7 @@ def test_simulations_and_reducers_are_drawn(drawn, tmp_path):
     rows = json.loads((tmp_path / "simulated.json").read_text())["results"]["algorithms"]
     assert times.lines[0].get_xdata().tolist() == [row["time"] for row in rows]
     assert sent.lines[0].get_xdata().tolist() == [row["bytes_sent"]["max"] for row in rows]
-    assert {"whole operation", "selection of it"} <= set(labels(drawn[2]))
+    assert {"whole operation", "selection only"} <= set(labels(drawn[2]))
 
 
 def test_many_runs_of_long_names_leave_no_text_on_other_text(reports, drawn, tmp_path):
@@ -199,8 +199,8 @@ BAD = {
     "foreign": ('{"loss": 1}', "is not a report"),
     "schema": ('{"schema": 99, "command": "train"}', "has schema 99"),
     "command": ('{"schema": 1, "command": "doctor"}', "only those of train, bench, simulate and figures"),
-    "empty": ('{"schema": 1, "command": "train", "epochs": []}', "nothing in its 'epochs'"),
-    "bench": ('{"schema": 1, "command": "bench", "results": 3}', "nothing in its 'results.algorithms'"),
+    "empty": ('{"schema": 1, "command": "train", "epochs": []}', "'epochs' is missing or empty"),
+    "bench": ('{"schema": 1, "command": "bench", "results": 3}', "'results.algorithms' is missing or empty"),
     "damaged": ('{"schema": 1, "command": "train", "epochs": [{"epoch": 1}]}', "damaged: KeyError 'loss'"),
 }
 
@@ -215,7 +215,7 @@ def test_what_is_no_report_is_refused_by_name(what, tmp_path):
 
 
 def test_files_that_do_not_fit_are_refused(reports, tmp_path):
-    assert "plot them apart" in command("plot", reports / "dense.json", reports / "bench-0.1.json", tmp_path / "out.png", status=1)
+    assert "plot them separately" in command("plot", reports / "dense.json", reports / "bench-0.1.json", tmp_path / "out.png", status=1)
     assert "absent.json" in command("plot", tmp_path / "absent.json", tmp_path / "out.png", status=1)
     assert "cannot write" in command("plot", reports / "dense.json", tmp_path / "no folder" / "out.png", status=1)
     assert "cannot write" in command("plot", reports / "dense.json", tmp_path / "out.xyz", status=1)

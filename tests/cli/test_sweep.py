@@ -59,7 +59,7 @@ def test_a_sweep_is_drawn_without_text_on_text(swept, tmp_path):
     figure = draw(sweep_picture(runs))
     check_picture(figure)
     titles = " ".join(axes.get_title().replace("\n", " ") for axes in figure.axes)
-    assert all(word in titles for word in ("Time", "Bytes", 'What "auto" takes', "Fill-in"))
+    assert all(word in titles for word in ("Time", "Bytes", 'Choice of "auto"', "Fill-in"))
     dashed = [line for axes in figure.axes for line in axes.lines if line.get_linestyle() == "--"]
     thin = [line for axes in figure.axes for line in axes.lines if line.get_linewidth() < 1]
     assert dashed and thin

@@ -176,9 +176,9 @@ def test_what_cannot_be_measured_is_an_error_that_says_why():
     }.items():
         with pytest.raises(ValueError, match=said):
             evaluate(two, dataset([0, 1, 1]), sar.SERIAL, metrics=names)
-    with pytest.raises(ValueError, match="take f1_macro"):
+    with pytest.raises(ValueError, match="use f1_macro"):
         evaluate_scores(model_of("svm", 3), np.zeros((2, 3)), np.array([0, 1]), None, sar.SERIAL, ["f1"])
-    with pytest.raises(ValueError, match="no sample whose weight"):
+    with pytest.raises(ValueError, match="a sample with a weight other than zero"):
         evaluate_scores(two, np.zeros(2), np.array([0, 1]), np.zeros(2), sar.SERIAL)
     with pytest.raises(DatasetError, match=r"sample 1, 7\.0, is none of the model's classes, 0\.0, 1\.0"):
         evaluate(two, dataset([0, 7, 1]), sar.SERIAL)

@@ -626,7 +626,7 @@ def test_arow_is_of_the_svm_of_two_classes():
     assert LinearSVM(update="arow").fit(X, y).score(X, y) > 0.9
     with pytest.raises(ValueError, match="the update arow is for the model svm, not for logistic"):
         LogisticRegression(update="arow").fit(X, y)
-    with pytest.raises(ValueError, match="the update arow has one score a sample"):
+    with pytest.raises(ValueError, match="the update arow has one score per sample"):
         LinearSVM(update="arow").fit(X, np.arange(len(y)) % 3)
     parted = LinearSVM(update="arow", tol=None, l2=1e-3)
     for _ in range(4):

@@ -376,7 +376,7 @@ def test_a_server_asked_by_https_leads_to_no_other_protocol(tmp_path, target, mo
     monkeypatch.setattr(download.Secure, "__init__", mounted)
     monkeypatch.setattr(download, "_ATTEMPTS", 1)
     encrypted = target in ("//elsewhere/a", "b")  # there it goes on, in a circle
-    with pytest.raises(DatasetError, match="Exceeded 30 redirects" if encrypted else f"sends us to {target}, which is not encrypted"):
+    with pytest.raises(DatasetError, match="Exceeded 30 redirects" if encrypted else f"redirects to {target}, which is not encrypted"):
         download.Downloader(tmp_path / "a.part")("https://here/a", str(tmp_path / "a"))
 
 

@@ -273,8 +273,8 @@ def test_vw_itself_reads_the_same(tmp_path):
         ("nan |a b", "the label 'nan' is not a number"),
         ("1e999 |a b", "the label '1e999' is too large for float64"),
         ("1 2 3 4 |a b", "'4' is more than label, importance, base and tag"),
-        ("1 |a b: c", "the feature 'b:' has no value"),
-        ("1 |a :x", "the feature ':x' has no value"),
+        ("1 |a b: c", "the feature 'b:' has no number"),
+        ("1 |a :x", "the feature ':x' has no number"),
         ("1 |a:x b", "the weight of the namespace 'a:x' is not a finite number"),
         ("1 |a: b", "the weight of the namespace 'a:' is not a finite number"),
         ("1 |a b:1e39", "a value is too large for float32"),
@@ -418,7 +418,7 @@ def test_a_zero_based_test_file_follows_the_training_file(tmp_path):
     assert load(tmp_path / "one.svm", comm=sar.SERIAL, zero_based="auto")[0].indices.tolist() == [0]
     assert load(tmp_path / "one.svm", comm=sar.SERIAL, zero_based="yes")[0].indices.tolist() == [1]
     (tmp_path / "test_zero.svm").write_text("1 0:1\n")
-    with pytest.raises(DatasetError, match=r"test_zero\.svm, line 1: index 0, but indices count from 1; .* say so by zero_based=True"):
+    with pytest.raises(DatasetError, match=r"test_zero\.svm, line 1: index 0, but indices count from 1; .* use zero_based=True"):
         load(tmp_path / "one.svm", tmp_path / "test_zero.svm", comm=sar.SERIAL, zero_based="auto")
 
 

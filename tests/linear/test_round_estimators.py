@@ -176,7 +176,7 @@ def test_there_is_no_partial_fit():
     assert not hasattr(model, "partial_fit")
     with pytest.raises(AttributeError) as raised:
         model.partial_fit(X, y, classes=["ant", "bee"])
-    assert "rounds of solver='cocoa' need all samples" in str(raised.value.__cause__ or raised.value)
+    assert "solver='cocoa' needs all samples" in str(raised.value.__cause__ or raised.value)
     assert hasattr(model.set_params(solver="sgd"), "partial_fit")
 
 

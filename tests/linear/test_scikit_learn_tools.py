@@ -80,7 +80,7 @@ def test_parameters_that_contradict_each_other_are_errors_with_the_remedy():
         ({"n_jobs": 2, "threads": 2}, "mean the same: leave one of them out"),
         ({"penalty": None, "l1_ratio": 0.5}, "leave one of them out"),
         ({"C": 0.0}, "C must be above 0"),
-        ({"solver": "newton", "penalty": "l1"}, "take solver='sgd'"),
+        ({"solver": "newton", "penalty": "l1"}, "use solver='sgd'"),
         ({"n_jobs": 0}, "n_jobs must be a number of threads"),
     ):
         with pytest.raises(ValueError) as caught:

@@ -166,7 +166,7 @@ def test_the_first_line_is_a_header_if_it_looks_so_or_is_said_to(text, options, 
 @pytest.mark.parametrize(
     "text, options, error",
     [
-        ("", {"target": "y"}, "no samples in it, nor names"),
+        ("", {"target": "y"}, "neither samples nor names"),
         ("a,y\n", {"target": "y"}, "no samples in it"),
         ("y\n1\n", {"target": "y"}, "no column is left to be a feature"),
         ("a,b\n1,2\n", {}, "name the column of labels by target: there are 'a' and 'b'"),

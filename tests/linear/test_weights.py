@@ -173,7 +173,7 @@ def test_l1_leaves_a_weight_that_is_no_number_one(momentum, nesterov, average, d
     assert np.isnan(weights.to_array()).tolist() == [False, True, False]
     assert np.isnan(weights.penalty())
     gradient[:] = 0.0, np.nan, 0.0
-    with pytest.raises(DivergenceError, match="no finite number after step 4"):
+    with pytest.raises(DivergenceError, match="not finite after step 4"):
         weights.descend(sar.SparseStream.from_dense(gradient, switch_density=0.0 if dense else None), 0.1)
 
 

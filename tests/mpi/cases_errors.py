@@ -22,7 +22,7 @@ MISTAKES = {
     "mean of integers": (
         {"op": "mean", "stream": sar.SparseStream([1], np.int32([1]), 10)},
         sar.StreamTypeError,
-        "the mean of int32 values is no int32: convert them to floats, or divide the result of op='sum'",
+        "the mean of int32 values is not int32: convert them to floats, or divide the result of op='sum'",
     ),
     "no neutral element": (
         {"op": sar.Operator("ours", np.minimum, "none")},

@@ -167,7 +167,7 @@ def case_a_parameter_server_holds_no_samples(comm):
     dataset = Dataset.of_ranks(X, y, comm)
     assert "is a parameter server, but holds 60 samples" in told(comm, lambda: trained(dataset, comm, "ps-sync"), MismatchError)
     dataset = replace(dataset, weights=np.zeros(60))
-    assert "weight is not zero" in told(comm, lambda: trained(dataset, comm), DatasetError)
+    assert "a weight other than zero" in told(comm, lambda: trained(dataset, comm), DatasetError)
 
 
 def other_options(rank):
