@@ -1,25 +1,52 @@
-"""Compiled kernels that runs of the tests keep for the next clone: compiling all of them takes the processors some minutes.
+"""Compiled kernels that runs of the tests keep for other clones: compiling all of them takes the processors some minutes.
 
-The environment variable TEST_KERNELS names a folder, which `make` sets to one in the user's cache. It has one archive for each state of
-the sources that kernels are compiled from. A run unpacks the archive beside the sources before its tests, unless kernels have been
-compiled there, and packs it anew after them if more have been compiled. numba checks what it loads against the source, its own version
-and the processor.
+The environment variable TEST_KERNELS names a folder, which `make` sets to one in the user's cache. It has archives of what was compiled
+from a source file, one for each state of that file and of those from which it takes parts of its kernels. A run unpacks archives beside
+the sources before its tests, where nothing has been compiled, and packs them anew after its tests where more has been. numba checks what
+it loads against the source file, its own version and the processor.
 """
 
 import contextlib
 import hashlib
 import os
+import re
 import sys
 import zipfile
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
 from sparseallreduce.atomic_file import atomic_file
 
-ROOT = Path(__file__).resolve().parents[1]
-PACKAGE = ROOT / "sparseallreduce"
-COMPILED = ("*.nbi", "*.nbc")  # numba's indices and machine code
-KEPT = 6  # archives, of the states that were used last
+PACKAGE = Path(__file__).resolve().parents[1] / "sparseallreduce"
+KEPT = 4  # states of a source, those used last
+_IMPORT = re.compile(rb"^from sparseallreduce\.([\w.]+) import|^import sparseallreduce\.([\w.]+)", re.MULTILINE)
+
+
+def unpack() -> None:
+    """Put kept kernels beside those sources that have none."""
+    place = folder()
+    for source in sources() if place else []:
+        if not compiled(source):
+            with contextlib.suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(archive(place, source)) as kept:
+                kept.extractall(source.parent / "__pycache__")
+                os.utime(kept.filename)
+
+
+def pack() -> None:
+    """Keep the kernels beside each source, if they are more than those kept of the same state."""
+    place = folder()
+    for source in sources() if place else []:
+        path, files = archive(place, source), compiled(source)
+        with contextlib.suppress(OSError):  # the next run compiles
+            if len(files) > _count(path):
+                place.mkdir(parents=True, exist_ok=True)
+                with atomic_file(path) as whole, zipfile.ZipFile(whole, "w") as kept:  # an index is of its own machine code alone
+                    for file in files:
+                        kept.write(file, file.name)
+                states = place.glob(f"{path.name.rpartition('-')[0]}-*.zip")
+                for old in sorted(states, key=lambda each: each.stat().st_mtime)[:-KEPT]:
+                    old.unlink()
 
 
 def folder() -> Path | None:
@@ -28,50 +55,51 @@ def folder() -> Path | None:
     return Path(name) if name and "NUMBA_CACHE_DIR" not in os.environ else None
 
 
-def archive_in(place: Path) -> Path:
-    """Return the path of the archive for the sources as they are: all files of kernels, since some are compiled into others."""
+def sources() -> list[Path]:
+    """Return the source files of kernels and of parts of kernels."""
+    return list(_contents(PACKAGE))
+
+
+@cache
+def _contents(package: Path) -> dict[Path, bytes]:
+    contents = ((file, file.read_bytes()) for file in sorted(package.rglob("*.py")))
+    return {file: text for file, text in contents if "kernels" in file.parts or b"compilation import" in text}
+
+
+def compiled(source: Path) -> list[Path]:
+    """Return numba's index and machine code of the kernels of a source file."""
+    return sorted(file for suffix in ("nbi", "nbc") for file in (source.parent / "__pycache__").glob(f"{source.stem}.*.{suffix}"))
+
+
+def archive(place: Path, source: Path) -> Path:
+    """Return the path of the archive for a source file as it and those that it imports from are now."""
     state = hashlib.sha256(f"{version('numba')} {version('llvmlite')} {version('numpy')} {sys.version}".encode())
-    for source in sorted(PACKAGE.rglob("*.py")):
-        contents = source.read_bytes()
-        if b"compilation import" in contents or "kernels" in source.parts:
-            state.update(str(source.relative_to(PACKAGE)).encode() + contents)
-    return place / f"{state.hexdigest()[:16]}.zip"
+    for file in sorted(_with_imported(source)):
+        state.update(str(file.relative_to(PACKAGE)).encode() + _contents(PACKAGE)[file])
+    return place / f"{'.'.join(source.relative_to(PACKAGE).with_suffix('').parts)}-{state.hexdigest()[:16]}.zip"
 
 
-def compiled() -> list[Path]:
-    return sorted(file for pattern in COMPILED for file in PACKAGE.rglob(pattern))
+def _with_imported(source: Path) -> set[Path]:
+    """Return a source file and all files of kernels that it imports, those that these import included."""
+    found, left = set(), {source}
+    while left:
+        file = left.pop()
+        found.add(file)
+        left |= _imported(file) - found
+    return found
 
 
-def unpack() -> None:
-    """Put kept kernels beside the sources, if none are there and some are kept."""
-    place = folder()
-    if place is None or compiled():
-        return
-    with contextlib.suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(archive_in(place)) as archive:
-        archive.extractall(PACKAGE)
-        os.utime(archive.filename)
+@cache
+def _imported(source: Path) -> set[Path]:
+    contents = _contents(PACKAGE)
+    names = [(first or second).decode().split(".") for first, second in _IMPORT.findall(contents[source])]
+    paths = [PACKAGE.joinpath(*name) for name in names]
+    return contents.keys() & ({path.with_suffix(".py") for path in paths} | {path / "__init__.py" for path in paths})
 
 
-def pack() -> None:
-    """Keep the kernels that are beside the sources, if they are more than those kept."""
-    place = folder()
-    if place is None:
-        return
-    path, files = archive_in(place), compiled()
-    with contextlib.suppress(OSError):  # without them, the next run compiles
-        place.mkdir(parents=True, exist_ok=True)
-        if len(files) <= _count(path):
-            return
-        with atomic_file(path) as whole, zipfile.ZipFile(whole, "w") as archive:  # an index of other machine code would be believed
-            for file in files:
-                archive.write(file, file.relative_to(PACKAGE))
-        for old in sorted(place.glob("*.zip"), key=lambda each: each.stat().st_mtime)[:-KEPT]:
-            old.unlink()
-
-
-def _count(archive: Path) -> int:
+def _count(kept: Path) -> int:
     try:
-        with zipfile.ZipFile(archive) as kept:
-            return len(kept.namelist())
+        with zipfile.ZipFile(kept) as archive:
+            return len(archive.namelist())
     except (OSError, zipfile.BadZipFile):
         return 0
