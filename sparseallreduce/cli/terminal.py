@@ -21,7 +21,7 @@ class Column(NamedTuple):
     width: int
     rank: int  # importance: 0 is never left out, the highest is left out first
     left: bool = False  # whether text is left-aligned
-    apart: bool = False  # whether two more blanks precede the column
+    spaced: bool = False  # whether two more blanks precede the column
 
 
 def columns_of_terminal() -> int | None:
@@ -90,7 +90,7 @@ def fitting(columns: Sequence[Column], room: int | None) -> list[Column]:
 
 
 def _width(columns: Sequence[Column]) -> int:
-    return sum(column.width + 1 + 2 * column.apart for column in columns) - 1
+    return sum(column.width + 1 + 2 * column.spaced for column in columns) - 1
 
 
 def row_of(columns: Sequence[Column], cells: Mapping[str, str]) -> str:
@@ -98,7 +98,7 @@ def row_of(columns: Sequence[Column], cells: Mapping[str, str]) -> str:
     texts = []
     for column in columns:
         text = cells.get(column.key, "")
-        texts.append("  " * column.apart + (f"{text:<{column.width}}" if column.left else f"{text:>{column.width}}"))
+        texts.append("  " * column.spaced + (f"{text:<{column.width}}" if column.left else f"{text:>{column.width}}"))
     return " ".join(texts)
 
 

@@ -97,7 +97,7 @@ def search(samples: Samples, chosen: dict[str, Any], start: Array | None, comm: 
     """Train a model for each penalty and fold on the other folds, and evaluate it on the fold held out; collective.
 
     Within a fold, solvers in rounds go from the strongest penalty to the weakest, each starting from the previous solution. SGD always
-    starts anew, since the result of a fixed number of passes depends on the start.
+    starts again, since the result of a fixed number of passes depends on the start.
 
     Parameters
     ----------

@@ -26,17 +26,17 @@ _EPOCHS = (
     (Column("epoch", "epoch", 5, 0), Column("loss", "loss", 10, 0), *_SCORES),
     (
         Column("progressive_loss", "prog loss", 10, 6), Column("progressive_accuracy", "prog acc", 8, 10),
-        Column("compute", "compute", 8, 4, apart=True), Column("select", "select", 8, 11),
+        Column("compute", "compute", 8, 4, spaced=True), Column("select", "select", 8, 11),
         Column("communicate", "communicate", 11, 4), Column("wait", "wait", 8, 12), Column("update", "update", 8, 13),
-        Column("evaluate", "evaluate", 8, 12), Column("total", "total s", 8, 1), Column("sent", "sent MB", 9, 5, apart=True),
+        Column("evaluate", "evaluate", 8, 12), Column("total", "total s", 8, 1), Column("sent", "sent MB", 9, 5, spaced=True),
         Column("gradient", "gradient", 9, 14), Column("sum", "sum", 9, 14),
     ),
 )  # fmt: skip
 _ROUNDS = (
     (Column("epoch", "round", 5, 0), Column("loss", "loss", 10, 0), Column("gap", "gap", 10, 1), *_SCORES),
     (
-        Column("active", "active", 9, 6), Column("compute", "compute", 8, 4, apart=True), Column("communicate", "communicate", 11, 4),
-        Column("evaluate", "evaluate", 8, 12), Column("total", "total s", 8, 1), Column("sent", "sent MB", 9, 5, apart=True),
+        Column("active", "active", 9, 6), Column("compute", "compute", 8, 4, spaced=True), Column("communicate", "communicate", 11, 4),
+        Column("evaluate", "evaluate", 8, 12), Column("total", "total s", 8, 1), Column("sent", "sent MB", 9, 5, spaced=True),
     ),
 )  # fmt: skip
 

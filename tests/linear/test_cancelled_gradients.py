@@ -36,7 +36,7 @@ def stepped(order, descent, threads=1):
     X, labels = balanced()
     dataset = Dataset.from_scipy(X[order], labels[order])
     strategy = SparseStrategy(dataset, sar.SERIAL, descent, threads=threads)
-    strategy.weights.alike = True
+    strategy.weights.features_scaled = True
     rows = np.arange(len(labels))
     coefficients = (-labels[order] * np.float32(0.3) / 100).astype(np.float32)
     strategy.scores(rows)
@@ -71,7 +71,7 @@ def test_only_first_gradients_wait_and_only_for_noise(dtype, dense):
     eps = np.finfo(dtype).eps
     slopes = np.array([1.0, 100 * eps, 10 * eps, -10 * eps, 0.0], dtype)
     weights = AdaptiveWeights(5, Descent(update="ftrl"), dtype)
-    weights.alike = True
+    weights.features_scaled = True
     stream = SparseStream.from_dense(slopes) if not dense else SparseStream._dense_form(slopes, 5)
     weights.descend(stream, 0.5)
     np.testing.assert_allclose(weights.to_array(), [-0.5, -0.5, 0, 0, 0])
@@ -84,7 +84,7 @@ def test_only_first_gradients_wait_and_only_for_noise(dtype, dense):
 def test_what_is_no_number_does_not_wait():
     for bad in (np.inf, np.nan):
         weights = AdaptiveWeights(3, Descent(update="ftrl"))
-        weights.alike = True
+        weights.features_scaled = True
         with pytest.raises(DivergenceError), np.errstate(all="ignore"):
             weights.descend(SparseStream([0, 1], np.float32([1.0, bad]), 3), 0.5)
 
@@ -99,7 +99,7 @@ def test_intercepts_of_balanced_classes_stay(classes):
         order = np.random.default_rng(seed).permutation(samples)
         dataset = Dataset.from_scipy(X[order], labels[order])
         strategy = SparseStrategy(dataset, sar.SERIAL, Descent(0.0, True, update="ftrl", columns=classes))
-        strategy.weights.alike = True
+        strategy.weights.features_scaled = True
         rows = np.arange(samples)
         scores = strategy.scores(rows)
         slopes = model.derivative(scores, dataset.labels) - (0.5 - 1 / classes)  # of which each class's add up to zero

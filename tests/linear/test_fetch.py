@@ -235,7 +235,7 @@ def test_what_is_not_the_published_set_is_refused_converted_or_not_and_pins_noth
     server.files[f"little{suffix}"] = packed(suffix, text)
     errors = on_ranks(2, lambda comm: fetch("little", comm, cache=tmp_path, mirror=server.url, binary=binary))
     assert len(set(map(str, errors))) == 1
-    assert f"{tmp_path}/little{suffix}" in str(errors[0]) and reason in str(errors[0]) and "to fetch it anew" in str(errors[0])
+    assert f"{tmp_path}/little{suffix}" in str(errors[0]) and reason in str(errors[0]) and "to fetch it again" in str(errors[0])
     assert not list(tmp_path.glob("*.sha256")) and not list(tmp_path.glob("*.csr"))
     server.files[f"little{suffix}"] = packed(suffix)
     (tmp_path / f"little{suffix}").unlink()

@@ -145,7 +145,7 @@ SETTINGS = {
 def case_settings_that_differ_are_the_same_error_on_all(comm, what):
     X, y = problem()
     message = told(comm, lambda: trained(Dataset.from_scipy(X, y), comm, **SETTINGS[what](comm.rank)), MismatchError)
-    assert "all ranks must train alike" in message
+    assert "all ranks must use the same settings" in message
 
 
 @each(strategy=["sparse", "overlapped", "ps-sync", "ps-async"])

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sparseallreduce.linear.models import LinearModel
 
 __all__ = [
-    "check_alike",
+    "check_same",
     "check_labels",
     "check_parts",
     "check_rows",
@@ -126,7 +126,7 @@ def checked_samples(dataset: Dataset, comm: Any, model: LinearModel, use: str, s
     """
     own = own_samples(dataset, comm, comm.size, use)
     agreed(comm, lambda: check_labels(own, model))
-    check_alike(comm, settings)
+    check_same(comm, settings)
     check_parts(own, comm, comm.size)
     return own
 
@@ -152,7 +152,7 @@ def own_samples(dataset: Dataset, comm: Any, holders: int, use: str = "") -> Dat
         return dataset
     whole = checksum(dataset) if dataset.first_sample == 0 and dataset.total_samples == dataset.rows > 0 else None
     facts = {"use": use, "number of features": dataset.features, "dtype of values": str(dataset.values.dtype)}
-    check_alike(comm, facts)
+    check_same(comm, facts)
     ranks = gather(comm, (dataset.rows, whole))
     if any(bits is None for _, bits in ranks):
         return dataset
@@ -209,7 +209,7 @@ def own_test_samples(test: Dataset | None, training: Dataset, model: LinearModel
         On all ranks, as for :func:`own_samples` and :func:`check_parts`; or if it has more features than the training set, or labels that
         do not suit the model.
     """
-    check_alike(comm, {"test set": "given" if test is not None else "not given"})
+    check_same(comm, {"test set": "given" if test is not None else "not given"})
     if test is None:
         return None
     own = own_samples(test, comm, holders, "test set")
@@ -225,7 +225,7 @@ def own_test_samples(test: Dataset | None, training: Dataset, model: LinearModel
     return own
 
 
-def check_alike(comm: Any, facts: Mapping[str, Any]) -> None:
+def check_same(comm: Any, facts: Mapping[str, Any]) -> None:
     """Raise an error on all ranks if facts differ between ranks.
 
     Raises
@@ -238,7 +238,7 @@ def check_alike(comm: Any, facts: Mapping[str, Any]) -> None:
         for number, rank in enumerate(ranks):
             if rank.get(name) != ranks[0].get(name):
                 what = f"the {name} is {ranks[0].get(name)} on rank 0 and {rank.get(name)} on rank {number}"
-                raise MismatchError(f"all ranks must train alike, but {what}")
+                raise MismatchError(f"all ranks must use the same settings, but {what}")
 
 
 def checksum(dataset: Dataset) -> int:

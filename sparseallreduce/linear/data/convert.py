@@ -102,7 +102,7 @@ def convert(
             agreed(comm, parse)
             found = sum(gather(comm, writer.samples))
             if n_samples is not None and found != n_samples:
-                what = f"{found} samples in it instead of {n_samples}: it is damaged, or has changed; remove it to fetch it anew"
+                what = f"{found} samples in it instead of {n_samples}: it is damaged, or has changed; remove it to fetch it again"
                 raise DatasetError(f"{described(source)}: {what}")
             found_header = writer.finish(on_written)
         if samples.encoding is not None:

@@ -1,7 +1,7 @@
 """The text of data files, plain or compressed, in blocks of whole lines for each rank.
 
 Plain text is divided into byte ranges, one per rank, for any number of files. Compressed text can only be read from its start. If there are
-so many files that each rank can take whole ones with about the same number of bytes as the other ranks, it does. Otherwise rank 0
+enough compressed files to give each rank whole ones with about the same number of bytes, each rank reads its own. Otherwise rank 0
 decompresses all of them, and sends the text on in blocks, first those for itself, then those for rank 1, and so on; while it decompresses a
 block, another rank processes the previous one. A rank's share is then as large as its part of the compressed files, or of the text if that
 is short.
@@ -110,7 +110,7 @@ def shared_line_blocks(source: Source, comm: Any, progress: Progress = None, del
     compressed = any(packed for _, packed in outlines)
     if comm.size > 1 and (compressed or source.piped):
         mine = None if source.piped else _whole_files(sizes, comm)
-        return _dealt(source, sizes, comm, progress, delimiter) if mine is None else _several(source, mine, progress, delimiter)
+        return _distributed(source, sizes, comm, progress, delimiter) if mine is None else _several(source, mine, progress, delimiter)
     if compressed:
         return _several(source, [(part, 0, None) for part in range(len(sizes))], progress, delimiter)
     ranges: Any = sharing(sizes, comm)
@@ -320,17 +320,17 @@ def _report(progress: Progress, before: int, now: int) -> int:
     return now
 
 
-def _dealt(source: Source, sizes: list[int], comm: Any, progress: Progress, delimiter: int) -> Generator[LineBlock]:
+def _distributed(source: Source, sizes: list[int], comm: Any, progress: Progress, delimiter: int) -> Generator[LineBlock]:
     """Yield this rank's blocks of a text that rank 0 reads for all."""
-    with blocked(comm.rank, comm.size, "the reading of a text that rank 0 hands on: MPI does not tell which ranks have not come to it"):
+    with blocked(comm.rank, comm.size, "the distribution of a text by rank 0: MPI does not report which ranks have not entered it"):
         own = comm.Dup()  # separates these messages from the user's
     try:
-        yield from _deal(source, sizes, own, progress, delimiter) if comm.rank == 0 else _receive(own)
+        yield from _distribute(source, sizes, own, progress, delimiter) if comm.rank == 0 else _receive(own)
     finally:
         own.Free()
 
 
-def _deal(source: Source, sizes: list[int], comm: Any, progress: Progress, delimiter: int) -> Generator[LineBlock]:
+def _distribute(source: Source, sizes: list[int], comm: Any, progress: Progress, delimiter: int) -> Generator[LineBlock]:
     """Read the text, send other ranks their blocks, and yield rank 0's own; a rank that takes no more ends it for all."""
     busy = 0  # the rank that has not yet answered
     try:

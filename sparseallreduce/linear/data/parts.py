@@ -118,7 +118,7 @@ def source_of(data: Data, comm: Any, cache: DataCache | None = None) -> Iterator
         of one.
     """
     names = agreed(comm, lambda: _expanded(data))
-    _check_alike(names, comm)
+    _check_same(names, comm)
     piped = gather(comm, agreed(comm, lambda: _pipes(names) if comm.rank == 0 else set()))[0]
     with ExitStack() as stack:
         parts: list[PathLike] = []
@@ -228,7 +228,7 @@ def _without_companions(names: list[str]) -> list[str]:
     return [name for name in names if not accompanies(name)]
 
 
-def _check_alike(names: list[str], comm: Any) -> None:
+def _check_same(names: list[str], comm: Any) -> None:
     """Raise an error on every rank if ranks see different files; a single file may have different names."""
     ranks = gather(comm, (len(names), zlib.crc32("\0".join(names).encode(errors="surrogateescape")) if len(names) > 1 else 0))
     different = next((rank for rank, facts in enumerate(ranks) if facts != ranks[0]), None)

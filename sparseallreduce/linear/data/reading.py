@@ -57,7 +57,7 @@ def naming_option(template: str, argument: str, option: str, kind: type[E] = Dat
     Parameters
     ----------
     template : str
-        Text, with ``{option}`` in place of the option.
+        Text, with ``{option}`` instead of the option.
     argument, option : str
     kind : type
         Class of the error.

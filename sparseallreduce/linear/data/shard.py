@@ -50,10 +50,10 @@ def shard(X: Any, y: Any = None, comm: Any = None) -> Any:
            [4, 5]]), [0, 1, 0])
     """
     comm = resolve(comm)
-    return together(comm, lambda: _dealt(X, y, comm))
+    return together(comm, lambda: _distributed(X, y, comm))
 
 
-def _dealt(X: Any, y: Any, comm: Any) -> Any:
+def _distributed(X: Any, y: Any, comm: Any) -> Any:
     rows = agreed(comm, lambda: _rows(X))
     if y is not None and agreed(comm, lambda: _rows(y)) != rows:
         raise MismatchError(f"there are {rows} rows in X and {_rows(y)} labels in y")

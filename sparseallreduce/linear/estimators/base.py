@@ -35,7 +35,7 @@ from sparseallreduce.runtime.communicators import resolve
 from sparseallreduce.runtime.objects import agreed, gather, together, told
 from sparseallreduce.runtime.stalls import collective
 
-__all__ = ["LinearEstimator", "goes_on"]
+__all__ = ["LinearEstimator", "has_partial_fit"]
 
 Array = NDArray[Any]
 
@@ -225,7 +225,7 @@ class LinearEstimator(StreamingEstimator):
     ) -> None:
         X, encoding = columns_encoded(X, self.encoding_ if onward else None, comm)
         samples = agreed(comm, lambda: self._checked(X, y, sample_weight, comm, onward, partial, encoding))
-        self._check_alike(samples, passes, onward, partial, comm)
+        self._check_same(samples, passes, onward, partial, comm)
         model, target, counts = self._targets(samples, comm, onward, classes)
         dataset, counted, nonzeros = dataset_of(samples.rows, counts, comm, partial)
         dataset = replace(dataset, labels=target)
@@ -287,7 +287,7 @@ class LinearEstimator(StreamingEstimator):
             return Samples(rows, labels, counts)
         return Samples(rows[counts > 0], labels[counts > 0], counts[counts > 0])
 
-    def _check_alike(self, samples: Samples, passes: int, onward: bool, partial: bool, comm: Any) -> None:
+    def _check_same(self, samples: Samples, passes: int, onward: bool, partial: bool, comm: Any) -> None:
         """Raise an error on every rank if shapes, parameters or calls differ between ranks."""
         if comm.size == 1:
             if not samples.rows.shape[0]:
@@ -297,8 +297,8 @@ class LinearEstimator(StreamingEstimator):
         for name in ("comm", "random_state", "verbose"):
             del own[name]
         digest = agreed(comm, lambda: digest_of(samples))
-        told_of = (passes, partial), onward, digest
-        ranks = gather(comm, (samples.rows.shape, {name: repr(value) for name, value in own.items()}, *told_of))
+        compared = (passes, partial), onward, digest
+        ranks = gather(comm, (samples.rows.shape, {name: repr(value) for name, value in own.items()}, *compared))
         widths = [shape[1] for shape, *_ in ranks]
         if len(set(widths)) > 1:
             raise MismatchError(f"all ranks must pass as many features, but ranks 0 to {comm.size - 1} pass {', '.join(map(str, widths))}")
@@ -308,7 +308,7 @@ class LinearEstimator(StreamingEstimator):
                 raise MismatchError(f"all ranks must have the same parameters, but {name} is {' and '.join(values[:2])}")
         if len({calls for _, _, calls, *_ in ranks}) > 1:
             raise MismatchError("some ranks call fit, others partial_fit: call the same on all ranks")
-        if len({goes_on for *_, goes_on, _ in ranks}) > 1:
+        if len({continued for *_, continued, _ in ranks}) > 1:
             raise MismatchError("some ranks have a model to continue from, others have none: use the same model on all ranks")
         if sum(shape[0] for shape, *_ in ranks) == 0:
             raise _no_sample()
@@ -319,7 +319,7 @@ class LinearEstimator(StreamingEstimator):
 _SAME_ROWS = "pass different rows on each rank, for example those of shard(X, y) of sparseallreduce.linear"
 
 
-def goes_on(estimator: LinearEstimator) -> bool:
+def has_partial_fit(estimator: LinearEstimator) -> bool:
     """Return True if an estimator has a ``partial_fit``; raise AttributeError, as scikit-learn requires, if it does not."""
     if in_rounds(estimator.solver):
         raise AttributeError(f"partial_fit is for solver='sgd': solver={estimator.solver!r} needs all samples at once, in fit")

@@ -23,7 +23,7 @@ from sklearn.utils.validation import check_is_fitted
 from sparseallreduce.errors import MismatchError
 from sparseallreduce.linear.data.labels import huber_epsilon
 from sparseallreduce.linear.defaults import COCOA, svm_loss
-from sparseallreduce.linear.estimators.base import LinearEstimator, goes_on
+from sparseallreduce.linear.estimators.base import LinearEstimator, has_partial_fit
 from sparseallreduce.linear.estimators.parameters import ATTRIBUTES, PARAMETERS, is_auto
 from sparseallreduce.linear.estimators.rounds import asks_for_steps
 from sparseallreduce.linear.estimators.samples import Samples, counts_of
@@ -147,12 +147,12 @@ class _LinearClassifier(ClassifierMixin, LinearEstimator):
         self.class_weight = class_weight
         self.solver = solver
 
-    @available_if(goes_on)  # type: ignore[untyped-decorator]
+    @available_if(has_partial_fit)  # type: ignore[untyped-decorator]
     @collective("partial_fit")
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Make one pass over the samples of all ranks, continuing from the last call. Collective.
 
-        Steps, learning rate, velocity and average continue from call to call, and start anew after :meth:`fit`, or if ``coef_``
+        Steps, learning rate, velocity and average continue from call to call, and start again after :meth:`fit`, or if ``coef_``
         is set. The gradient norms of adaptive steps continue after :meth:`fit` too.
 
         With the strategies "sparse" and "overlapped" the cost of a call depends on the non-zeros of its samples, not on the number of
@@ -593,12 +593,12 @@ class LinearRegression(RegressorMixin, LinearEstimator):
         tags.target_tags.positive_only = self.loss == Poisson.loss_name  # counts
         return tags
 
-    @available_if(goes_on)  # type: ignore[untyped-decorator]
+    @available_if(has_partial_fit)  # type: ignore[untyped-decorator]
     @collective("partial_fit")
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Make one pass over the samples of all ranks, continuing from the last call. Collective.
 
-        Steps, learning rate, velocity and average continue from call to call, and start anew after :meth:`fit`, or if ``coef_``
+        Steps, learning rate, velocity and average continue from call to call, and start again after :meth:`fit`, or if ``coef_``
         is set. The gradient norms of adaptive steps continue after :meth:`fit` too.
 
         With the strategies "sparse" and "overlapped" the cost of a call depends on the non-zeros of its samples, not on the number of

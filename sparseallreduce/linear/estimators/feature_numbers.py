@@ -92,7 +92,7 @@ class FeatureNumbers:
             self._table = None
             self._count = self._settled
 
-    def welcome(self, dataset: Dataset, weighed: Array, comm: Any) -> None:
+    def add_missing(self, dataset: Dataset, weighed: Array, comm: Any) -> None:
         """Append the features without a number of all ranks' samples, and of this rank's ``weighed`` ones. Collective."""
         own = agreed(comm, lambda: self._unknown(dataset, weighed))
         if comm.size > 1:
@@ -110,7 +110,7 @@ class FeatureNumbers:
         return np.asarray(found[self.of(found) == self._count])
 
     def renumbered(self, dataset: Dataset, room: int) -> Dataset:
-        """Return samples with numbers in place of their features, which must all have one, and ``room`` as the number of features."""
+        """Return samples with numbers instead of their features, which must all have one, and ``room`` as the number of features."""
         begin, end = int(dataset.indptr[0]), int(dataset.indptr[-1])
         numbers = self.of(dataset.indices[begin:end])
         rows = csr_array((dataset.values[begin:end].copy(), numbers, dataset.indptr - begin), shape=(dataset.rows, room))

@@ -49,7 +49,7 @@ class Rounds(NamedTuple):
 
 
 def asks_for_steps(estimator: Parameterised) -> str | None:
-    """Return the name of a parameter that has not its default value and is only for SGD steps, or None."""
+    """Return the name of a parameter that applies only to SGD steps and differs from its default, or None."""
     defaults = inspect.signature(type(estimator)).parameters
     for name in _OF_SGD:
         value, default = getattr(estimator, name), defaults[name].default

@@ -170,7 +170,7 @@ class TrainedEstimator(Parameterised):
         chosen, dataset = self._choices(), strategy.dataset
         if isinstance(strategy.weights, AdaptiveWeights):
             # If scaling is "auto", features that are left unscaled have similar scales.
-            strategy.weights.alike = bool(self._is_scaled) or is_auto(self.scale_features)
+            strategy.weights.features_scaled = bool(self._is_scaled) or is_auto(self.scale_features)
         shape = (dataset.rows,) if model.columns is None else (dataset.rows, model.columns)
         constant = np.full(shape, self._constant(dataset, comm))
         tolerance = (chosen.tol or 0.0) * mean_of(model.loss(constant, dataset.labels), dataset, comm)
@@ -214,7 +214,7 @@ class TrainedEstimator(Parameterised):
                 strategy.residual[features:] = before.residual[features:]
 
     def _rates(self) -> str:
-        """Return the parameters that learning rates depend on; a change of one of them starts the schedule anew."""
+        """Return the parameters that learning rates depend on; a change of one of them restarts the schedule."""
         chosen = self._choices()
         return described((chosen.update, chosen.schedule, self.learning_rate, self._factors.l2, chosen.momentum))
 

@@ -91,13 +91,7 @@ class Predicted(NamedTuple):
 
     @classmethod
     def of(cls, y: Any, predicted: Array, counts: Array) -> Predicted:
-        """Return them after checks.
-
-        Raises
-        ------
-        ValueError
-            As in :func:`sklearn.metrics.r2_score`, if labels and predictions differ in number, or are not finite.
-        """
+        """Return checked labels, predictions and weights."""
         check_consistent_length(y, predicted)
         labels = column_or_1d(check_array(y, ensure_2d=False, ensure_min_samples=0, dtype=np.float64, input_name="y"))
         return cls(labels, np.asarray(predicted, np.float64), counts)

@@ -235,7 +235,7 @@ class StreamingEstimator(TrainedEstimator):
             return dataset, None
         agreed(comm, lambda: check_rows(dataset))
         numbers.forget()
-        numbers.welcome(dataset, _NO_FEATURE if is_live or not onward else weighed(self.coef_), comm)
+        numbers.add_missing(dataset, _NO_FEATURE if is_live or not onward else weighed(self.coef_), comm)
         room = room_for(len(numbers)) if partial else max(1, len(numbers))
         return agreed(comm, lambda: numbers.renumbered(dataset, room)), numbers
 

@@ -87,7 +87,7 @@ class GpuBatch:
     def scores(self, rows: Array, weights: Weights) -> Any:
         """Return the scores of these rows, float64 on the GPU of shape (len(rows),) or (len(rows), K)."""
         assert isinstance(weights, GpuWeights)
-        return weights.row_scores(self._take(rows, anew=True))
+        return weights.row_scores(self._take(rows, reload=True))
 
     def coefficients(self, model: LinearModel, rows: Array, scores: Any, count: int) -> Any:
         """Return the derivatives of the rows' losses with respect to their scores, times the sample weights, divided by ``count``.
@@ -125,7 +125,7 @@ class GpuBatch:
         gradient._switch()
         return gradient
 
-    def _take(self, rows: Array, anew: bool = False) -> TakenRows:
-        if anew or self._taken is None or self._taken[0] is not rows:
+    def _take(self, rows: Array, reload: bool = False) -> TakenRows:
+        if reload or self._taken is None or self._taken[0] is not rows:
             self._taken = rows, self.samples.take(rows)
         return self._taken[1]

@@ -2,7 +2,7 @@
 
 Each weight is stored as ``v``, its value before penalties, and its precision, the inverse of its variance; a stored precision of 0, before
 the first gradient, stands for 1. Penalties are applied when a weight is read, as in :mod:`~sparseallreduce.linear.kernels.adaptive`, with
-precisions in place of norms.
+precisions instead of norms.
 """
 
 from __future__ import annotations

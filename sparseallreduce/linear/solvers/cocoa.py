@@ -332,7 +332,7 @@ class CoCoA:
         self._gathered.catch_up()
         if self._gathered.begun or self._recollect:
             return self._step_together(clock)
-        return self._step_apart(clock), 0
+        return self._step_separately(clock), 0
 
     def _step_together(self, clock: Clock) -> tuple[float, int]:
         """Let the first rank process the active samples of all ranks."""
@@ -342,7 +342,7 @@ class CoCoA:
             self._recollect = False
             clock.lap("communicate")
             if not gathered.begun:
-                return self._step_apart(clock), sent
+                return self._step_separately(clock), sent
             enough = self._aim(self._bound) / self._optimism
             passes = gathered.advance(self.local_passes, _VISITS * self.dataset.total_samples, enough)
         except BaseException:
@@ -354,7 +354,7 @@ class CoCoA:
             self._last = passes.before
         return passes.gap, sent + passes.sent
 
-    def _step_apart(self, clock: Clock) -> float:
+    def _step_separately(self, clock: Clock) -> float:
         """Let every rank process its own samples, and sum the changes several times."""
         total, parts = 0.0, 1
         self._pace.spend(self._busiest)

@@ -104,7 +104,7 @@ class Gathered:
     def collect(self) -> int:
         """Send the active samples that the first rank does not have to it; return the number of bytes sent by this rank.
 
-        If it would have too many, gathering starts anew, or ends if the active samples alone are too many.
+        If it would have too many, gathering starts again, or ends if the active samples alone are too many.
         """
         local, comm = self._local, self._comm
         rows = local.active_rows

@@ -21,7 +21,7 @@ __all__ = ["MULTINOMIAL", "Certificate", "ClassProblem", "ErrorProblem", "LocalP
 
 Array = NDArray[Any]
 
-MULTINOMIAL = -1  # used in place of the number of a binary loss
+MULTINOMIAL = -1  # used instead of the number of a binary loss
 _ENOUGH = 0.25  # smallest number of visits per round, as a fraction of the rank's samples, however few of them are active
 _MOST = 8  # largest number of passes over few active samples, per requested pass
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.errors import AlgorithmError, TrainingStopped
-from sparseallreduce.linear.data.checks import check_alike, check_labels, check_parts, own_samples, own_test_samples
+from sparseallreduce.linear.data.checks import check_labels, check_parts, check_same, own_samples, own_test_samples
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.models import LinearModel
 from sparseallreduce.linear.multiclass import Multinomial, OneVsRest
@@ -147,7 +147,7 @@ class RoundTrainer:
         comm, model = self.comm, self.model
         self._features, self._density = dataset.features, density(dataset, comm)
         agreed(comm, self._checked)
-        check_alike(comm, {"model": model.title, "options": self.options, "early stopping": self.stopping})
+        check_same(comm, {"model": model.title, "options": self.options, "early stopping": self.stopping})
         self.dataset = own_samples(dataset, comm, comm.size, "training in rounds")
         agreed(comm, lambda: check_labels(self.dataset, model))
         check_parts(self.dataset, comm, comm.size)
@@ -238,7 +238,7 @@ class RoundTrainer:
         stopping : EarlyStopping, optional
             Early stopping for the new run.
         """
-        check_alike(self.comm, {"l2": l2, "early stopping": stopping})
+        check_same(self.comm, {"l2": l2, "early stopping": stopping})
         self.l2, self.stopping, self.history, self.best = l2, stopping, [], None
         self._clock, self._sent = Clock(), 0
         for solver in self.solvers:
@@ -387,7 +387,7 @@ class RoundTrainer:
         reason = next(filter(None, gather(self.comm, self._stop)), None)
         if reason is not None:
             where = f"stopped by {reason} after round {len(self.history)}"
-            raise TrainingStopped(f"{where}; training in rounds writes no checkpoints: it has to start anew")
+            raise TrainingStopped(f"{where}; training in rounds writes no checkpoints: it has to start again")
 
 
 def _named(of: str, metrics: Metrics) -> dict[str, float | None]:

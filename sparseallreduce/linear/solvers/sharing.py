@@ -20,7 +20,7 @@ _ONE_RANK = 1 << 40  # added to each rank's count of a feature, so that the sum 
 
 
 class SharedFeatures:
-    """The features that several ranks have, in slots numbered alike on all ranks, the most frequent first.
+    """The features that several ranks have, in slots with the same numbers on all ranks, the most frequent first.
 
     Creating an instance is collective, and arranges the rank's numbering.
 

@@ -214,7 +214,7 @@ class Strategy(ABC):
         agreed(self.comm, lambda: self.gradient(rows, self.xp.ones(self._shape(len(rows)), self.dataset.values.dtype)))
 
     @property
-    def apart(self) -> bool:
+    def between_sums(self) -> bool:
         """True if ranks have taken steps independently since their last sum, and cannot communicate before the next one."""
         return False
 
@@ -299,7 +299,7 @@ class Strategy(ABC):
         """On a worker between two steps, notify the other workers through the servers that training has to stop."""
 
     @property
-    def told_to_stop(self) -> str | None:
+    def received_stop(self) -> str | None:
         """The reason to stop training that a server has sent to this worker, or None."""
         return None
 

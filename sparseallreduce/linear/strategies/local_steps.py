@@ -105,11 +105,11 @@ class LocalStepsStrategy(SparseStrategy):
     def _share(self) -> None:
         """Find the features that several ranks have, and plan the sums of their changes. Collective."""
         assert isinstance(self.weights, AdaptiveWeights)
-        self.weights.unhasten()
+        self.weights.clear_rate_factors()
         if self.comm.size == 1:
             return
         found, comm, dataset = Occurring(self.dataset, self.comm), self.comm, self.dataset
-        told = gather(comm, (dataset.nnz, dataset.rows, this_place()))
+        received = gather(comm, (dataset.nnz, dataset.rows, this_place()))
         several = found.ranks > 1
         places = np.searchsorted(found.features, found.own)
         shared = several[places]
@@ -117,7 +117,7 @@ class LocalStepsStrategy(SparseStrategy):
         numbers = np.where(several, np.cumsum(several), np.cumsum(~several))[places] - 1
         self.shared_features, alone = int(np.count_nonzero(several)), found.features[~several]
         dtype, width = found.own.dtype, self.descent.width
-        ranks = max(1, sum(rows > 0 for _, rows, _ in told))
+        ranks = max(1, sum(rows > 0 for _, rows, _ in received))
         frequent = self._frequent(numbers[shared].astype(dtype), found.own[shared], ranks)
 
         weights = self.weights
@@ -133,7 +133,7 @@ class LocalStepsStrategy(SparseStrategy):
         numbers = numbers[~shared].astype(dtype)
         self._spreading = self._plan(self._flat(numbers, len(alone)), len(alone) * width, 1)
         self._private, self._alone = self._flat(found.own[~shared], self.size), self._flat(alone, self.size)
-        self._choose(told, int(np.count_nonzero(frequent)))
+        self._choose(received, int(np.count_nonzero(frequent)))
 
     def _frequent(self, numbers: Array, own: Array, ranks: int) -> Array:
         """Return which of the shared features are frequent, given the numbers of this rank's. Collective."""
@@ -143,10 +143,10 @@ class LocalStepsStrategy(SparseStrategy):
         total = allreduce(SparseStream(numbers, counts[own], max(self.shared_features, 1)), self.comm)
         return np.asarray(total.to_dense()[: self.shared_features] >= _FREQUENT * ranks)
 
-    def _choose(self, told: list[tuple[int, int, Any]], frequent: int) -> None:
+    def _choose(self, received: list[tuple[int, int, Any]], frequent: int) -> None:
         """Choose the number of sums per pass, given the non-zeros, samples and host of every rank."""
-        self._near = len(same_host([place for *_, place in told], self.comm.rank)) == self.comm.size
-        share = _SHARE * max(nonzeros for nonzeros, *_ in told)
+        self._near = len(same_host([place for *_, place in received], self.comm.rank)) == self.comm.size
+        share = _SHARE * max(nonzeros for nonzeros, *_ in received)
 
         def sums(features: int, most: int) -> int:
             return max(1, min(most, round(share / (_MEETING + (_NEAR if self._near else _FAR) * features))))
@@ -168,7 +168,7 @@ class LocalStepsStrategy(SparseStrategy):
         return True
 
     @property
-    def apart(self) -> bool:
+    def between_sums(self) -> bool:
         return self.comm.size > 1 and self._next not in self._ends_of_all
 
     def begin_pass(self, position: int, steps: int) -> None:

@@ -143,7 +143,7 @@ class LossyStrategy(Strategy):
         super().restore(state)
         self._feedback = self._new_feedback()
         own_share(state, self.residual, self.comm)
-        if len(state["reducers"]) == self.comm.size:  # otherwise thresholds and regions are computed anew
+        if len(state["reducers"]) == self.comm.size:  # otherwise thresholds and regions are computed again
             self._feedback.reducer.restore(state["reducers"][self.comm.rank])
 
     def identity(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from sparseallreduce.linear import kernels
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.runtime.objects import gather
 
-__all__ = ["Division", "Fold", "batches", "check_held_out", "class_counts", "dealt", "divided", "held_out"]
+__all__ = ["Division", "Fold", "batches", "check_held_out", "class_counts", "epoch_order", "divided", "held_out"]
 
 Array = NDArray[Any]
 
@@ -64,12 +64,12 @@ def batches(dataset: Dataset, size: int, seed: tuple[int, int]) -> Iterator[tupl
     (array([1, 2]), 4) (array([0, 2]), 4)
     (array([0]), 2) (array([1]), 2)
     """
-    starts, order = dealt(Division(dataset.total_samples, dataset.first_sample), dataset.rows, size, seed)
+    starts, order = epoch_order(Division(dataset.total_samples, dataset.first_sample), dataset.rows, size, seed)
     for batch, (start, end) in enumerate(pairwise(starts)):
         yield order[start:end], min(size, dataset.total_samples - batch * size)
 
 
-def dealt(division: Division, rows: int, size: int, seed: tuple[int, int]) -> tuple[list[int], Array]:
+def epoch_order(division: Division, rows: int, size: int, seed: tuple[int, int]) -> tuple[list[int], Array]:
     """Return the rows of this rank for an epoch: batch i has ``order[starts[i] : starts[i + 1]]``."""
     starts, order = _permuted(division.first, rows if division.rows is None else len(division.rows), division.total, size, seed)
     return starts, order if division.rows is None else division.rows[order]

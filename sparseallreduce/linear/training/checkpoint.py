@@ -223,7 +223,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     except Damaged as fault:
         raise _DamagedCheckpoint(f"{path} is damaged ({fault})") from None
     what = f"{path} has the layout {layout!r}, but this version reads {_LAYOUT!r}"
-    raise CheckpointError(f"{what}: continue with the version that wrote it, or start anew in another folder")
+    raise CheckpointError(f"{what}: continue with the version that wrote it, or start again in another folder")
 
 
 def _checkpoint(path: Path, about: dict[str, Any], members: Npz) -> Checkpoint:
@@ -287,7 +287,7 @@ def check_identity(checkpoint: Mapping[str, Any], run: Mapping[str, Any]) -> Non
         before, now = (settings.get(name, _IMPLIED.get(name)) for settings in (checkpoint, run))
         if before != now:
             difference = f"its {name} is {before}, and here it is {now}"
-            raise CheckpointError(f"the checkpoint is of another run: {difference}; use the earlier value, or start anew in another folder")
+            raise CheckpointError(f"the checkpoint is of another run: {difference}; use the earlier value, or start in another folder")
 
 
 def data_fingerprint(dataset: Dataset, comm: Any) -> str:

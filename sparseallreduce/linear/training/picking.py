@@ -14,7 +14,7 @@ from sparseallreduce.errors import DivergenceError
 from sparseallreduce.linear.data.dataset import Dataset, features_of
 from sparseallreduce.linear.models import LinearModel
 from sparseallreduce.linear.strategies.sparse import SparseStrategy
-from sparseallreduce.linear.training.batches import Division, dealt
+from sparseallreduce.linear.training.batches import Division, epoch_order
 from sparseallreduce.linear.training.schedules import Constant, InverseScaling
 from sparseallreduce.linear.training.trainer import Options, Trainer
 from sparseallreduce.linear.weights import Descent
@@ -97,7 +97,7 @@ def picked(
 
 def first_samples(dataset: Dataset, division: Division, batch: int, seed: int, most: int = _SAMPLES) -> Dataset:
     """Return this rank's samples of the first steps of the first epoch, about ``most`` over all ranks, as a data set of its own."""
-    starts, order = dealt(division, dataset.rows, batch, (seed, 1))
+    starts, order = epoch_order(division, dataset.rows, batch, (seed, 1))
     rows = np.sort(order[: starts[min(len(starts) - 1, -(-most // batch))]])
     extents = np.diff(dataset.indptr)[rows]
     indptr = np.concatenate(([0], np.cumsum(extents)))

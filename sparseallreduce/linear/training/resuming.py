@@ -155,7 +155,7 @@ class Resumable:
     def _stopped(self, reason: str) -> str:
         where = f"stopped by {reason} after step {self.step}"
         if self.checkpoints is None:
-            return f"{where}; without checkpoints it has to start anew"
+            return f"{where}; without checkpoints it has to start again"
         return f"{where}; a checkpoint is in {self.checkpoints.folder}: resume from there"
 
     def _identified(self) -> dict[str, Any]:

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from sparseallreduce.algorithms.agreement import common_error
 from sparseallreduce.errors import AlgorithmError, DivergenceError, TrainingStopped
-from sparseallreduce.linear.data.checks import check_alike, check_labels, check_parts, described, own_test_samples
+from sparseallreduce.linear.data.checks import check_labels, check_parts, check_same, described, own_test_samples
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.gradients.on_gpu import sparse_batch
 from sparseallreduce.linear.models import Hinge, LinearModel
 from sparseallreduce.linear.strategies import Strategy
 from sparseallreduce.linear.strategies.clock import Clock
-from sparseallreduce.linear.training.batches import dealt, divided
+from sparseallreduce.linear.training.batches import divided, epoch_order
 from sparseallreduce.linear.training.checkpoint import Checkpoints
 from sparseallreduce.linear.training.consensus import Consensus
 from sparseallreduce.linear.training.early_stopping import EarlyStopping
@@ -125,7 +125,7 @@ class Trainer(Resumable):
         """Check the arguments and divide the samples. Collective."""
         strategy, schedule, options, model = self.strategy, self.schedule, self.options, self.model
         self.batch, settings = agreed(self.comm, self._checked)
-        check_alike(self.comm, settings)
+        check_same(self.comm, settings)
         check_parts(self.dataset, self.comm, strategy.workers)
         self.division = divided(self.dataset, options.validation, options.seed, self.comm, model.codes)
         watch = self._watched if self._watched.startswith("validation") else "validation_loss"
@@ -169,7 +169,7 @@ class Trainer(Resumable):
 
     @property
     def _watched(self) -> str:
-        """The metric for early stopping: the progressive loss in place of the loss if not every epoch is evaluated, as for schedules."""
+        """The metric for early stopping: the progressive loss instead of the loss if not every epoch is evaluated, as for schedules."""
         watch = "" if self.stopping is None else self.stopping.watch
         return "progressive_loss" if watch == "loss" and self.options.evaluate_every != 1 else watch
 
@@ -311,7 +311,7 @@ class Trainer(Resumable):
         """Take the steps of a worker; return the reason if they ended early, the same on all workers."""
         consensus = Consensus(self.strategy.workers_comm, before=self.strategy.settle)
         failure: BaseException | None = None
-        starts, order = self._dealt()
+        starts, order = self._epoch_order()
         self.strategy.begin_pass(self._position, self.steps)
         pages = self.dataset.pages
         for start, end in pairwise(starts[self._position :]):
@@ -320,7 +320,7 @@ class Trainer(Resumable):
             self._take_step(order[start:end])
             if on_step is not None and failure is None:
                 failure = self._called_back(on_step)
-            if self.strategy.apart:
+            if self.strategy.between_sums:
                 continue
             if self.strategy.in_step:
                 workers: list[str | _Failure] = consensus.after_step(self._wish() if failure is None else self._failure(failure))
@@ -341,16 +341,16 @@ class Trainer(Resumable):
             self._save()
         return next((self._stopped(reason) for reason in reasons if reason), None)
 
-    def _dealt(self) -> tuple[list[int], Array]:
+    def _epoch_order(self) -> tuple[list[int], Array]:
         """Return this rank's rows in the order of this epoch's steps, and where those of each step start."""
         epoch = self.options.before + len(self.history) + 1
-        starts, order = dealt(self.division, self.dataset.rows, self.batch, (self.options.seed, epoch))
+        starts, order = epoch_order(self.division, self.dataset.rows, self.batch, (self.options.seed, epoch))
         self._progressive.begin(order, starts[self._position])
         return starts, order
 
     def _to_stop(self) -> str | None:
         """Return the reason for this worker, which runs at its own speed, to stop; notify other workers if it is new."""
-        received = self.strategy.told_to_stop
+        received = self.strategy.received_stop
         if self._stop is not None and received is None:
             self.strategy.ask_to_stop(self._stop)
         self._stop = self._stop or received
@@ -405,7 +405,7 @@ class Trainer(Resumable):
 
     def _wish(self) -> str | None:
         """Return this rank's request after a step: the reason to stop, an empty string for a checkpoint only, or None."""
-        self._stop = self._stop or self.strategy.told_to_stop
+        self._stop = self._stop or self.strategy.received_stop
         if self._stop is not None:
             return self._stop
         return "" if self.checkpoints is not None and self.checkpoints.overdue() else None

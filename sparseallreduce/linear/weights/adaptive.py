@@ -36,7 +36,7 @@ class AdaptiveWeights(Weights):
     the paper's penalties, which do not grow with the steps, and follows McMahan (*Follow-the-regularized-leader and mirror descent*, 2011,
     section 2), so that the sum of loss and penalties is minimised. A weight without gradients does not change, with or without penalties.
 
-    If the features are ``alike``, a weight without gradients so far ignores those that may be rounding errors of sums that
+    If the features are ``features_scaled``, a weight without gradients so far ignores those that may be rounding errors of sums that
     cancel, because its first step goes equally far for any gradient: they have to exceed 64 epsilons of the largest entry. For features
     of different scales such small gradients may be correct.
 
@@ -48,7 +48,7 @@ class AdaptiveWeights(Weights):
 
     Attributes
     ----------
-    alike : bool
+    features_scaled : bool
         Whether the largest values of all features are of similar magnitude, as those of scaled features are. False by default; it has to be
         the same on all ranks.
 
@@ -76,7 +76,7 @@ class AdaptiveWeights(Weights):
             self._norms = np.zeros_like(self.unscaled)
         self._rates = 0.0  # sum over all steps
         self._intercept_norm: Intercept = self._intercept_of(0.0)
-        self.alike = False
+        self.features_scaled = False
         self._eps = float(np.finfo(self.unscaled.dtype).eps)
         self._largest = 0.0  # largest magnitude in the present gradient, without the intercept
 
@@ -91,13 +91,13 @@ class AdaptiveWeights(Weights):
     def _norms(self, norms: Array) -> None:
         self._kept_norms, self._numbered = norms, None
 
-    def hasten(self, places: Array, times: Array, intercept: float) -> None:
-        """Multiply the rates of the weights at some positions, and of the intercept, by these factors until :meth:`unhasten` is called."""
+    def set_rate_factors(self, places: Array, times: Array, intercept: float) -> None:
+        """Multiply the rates of the weights at ``places`` by ``times``, and that of the intercept, until :meth:`clear_rate_factors`."""
         if not len(self._times):
             self._times = np.ones(len(self.unscaled), np.min_scalar_type(int(intercept)))
         self._times[places], self._intercept_times = times, intercept
 
-    def unhasten(self) -> None:
+    def clear_rate_factors(self) -> None:
         """Remove the factors of the rates."""
         self._times, self._intercept_times = np.empty(0), 1.0
 
@@ -275,7 +275,7 @@ class AdaptiveWeights(Weights):
     @property
     def _noise(self) -> float:
         """The fraction of the largest entry of a gradient that may be a rounding error of a sum, if that can be known."""
-        return adaptive_kernels.NOISE * self._eps if self.alike else 0.0
+        return adaptive_kernels.NOISE * self._eps if self.features_scaled else 0.0
 
     def _least(self, largest: float) -> float:
         """Return the bound that a first gradient has to exceed, given the largest entry; 0 if that is not finite, which fails the step."""

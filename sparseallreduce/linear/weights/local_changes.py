@@ -56,7 +56,7 @@ class LocalChanges:
         self._free, self._kept = np.empty(flat, dtype), np.empty(flat, dtype)
         self._moves = np.empty((len(self.slots), 2), dtype)
         self._among: tuple[LocalChanges | None, Array] = None, np.empty(0, np.int64)
-        weights.hasten(self._places, self._holders, float(ranks))
+        weights.set_rate_factors(self._places, self._holders, float(ranks))
         self.begin()
 
     def begin(self, of: LocalChanges | None = None) -> None:

@@ -20,7 +20,7 @@ MOST_ENTRIES = 2**31 - 1
 
 
 class Numbered:
-    """The features of some rows, with numbers stored in place of their norms until :meth:`descend` or :meth:`put_back`.
+    """The features of some rows, with numbers stored instead of their norms until :meth:`descend` or :meth:`put_back`.
 
     After an interrupt at any point ``put_back`` restores the norms, because the kernels record how many numbers there are.
 

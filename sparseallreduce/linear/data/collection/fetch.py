@@ -97,7 +97,7 @@ def fetch(
             continue
         source = _Source(folder, mirror, [file + suffix for suffix in chosen.suffixes], checksums or {}, on_received)
         text, checked = gather(comm, agreed(comm, source.fetched if comm.rank == 0 else lambda: (Path(), False)))[0]
-        with _saying_how_to_fetch_anew(text):
+        with _with_remedy(text):
             if binary:
                 with _only(comm, folder / f"{result.name}.lock"):
                     if not _is_there(result, comm):
@@ -144,18 +144,18 @@ def _check(text: Path, comm: Any, features: int, samples: int | None) -> None:
     found = sum(gather(comm, agreed(comm, counted)))
     if samples is not None and found != samples:
         what = f"{found} samples in it instead of {samples}: it is damaged, or has changed"
-        raise DatasetError(f"{text}: {what}; remove it to fetch it anew")
+        raise DatasetError(f"{text}: {what}; remove it to fetch it again")
 
 
 @contextmanager
-def _saying_how_to_fetch_anew(text: Path) -> Iterator[None]:
+def _with_remedy(text: Path) -> Iterator[None]:
     """Add the remedy to errors of a fetched file."""
     try:
         yield
     except DatasetError as error:
-        if "to fetch it anew" in str(error) or not str(error).startswith((str(text), f"cannot read {text}")):
+        if "to fetch it again" in str(error) or not str(error).startswith((str(text), f"cannot read {text}")):
             raise
-        raise DatasetError(f"{error}; if the file is damaged, remove it to fetch it anew") from None
+        raise DatasetError(f"{error}; if the file is damaged, remove it to fetch it again") from None
 
 
 @dataclass(frozen=True)

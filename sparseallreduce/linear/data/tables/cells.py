@@ -80,7 +80,7 @@ def cells_of(array: Any, name: str, where: Callable[[int], str], as_text: bool =
         return Cells(DATE, is_missing=array.null_count > 0)
     if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
         return _numbers(numbers_of(array), name, where)
-    message = f"{where(0)}: the column {name!r} holds {kind}, which is no number, string or boolean: leave it out by {{option}}"
+    message = f"{where(0)}: the column {name!r} holds {kind}, which is not a number, string or boolean: leave it out by {{option}}"
     raise naming_option(message, "drop", "--drop")
 
 
@@ -94,7 +94,7 @@ def _numbers(numbers: Array, name: str, where: Callable[[int], str]) -> Cells:
     infinite, fault = np.isinf(numbers), ""
     if infinite.any():
         row = int(infinite.argmax())
-        fault = f"{where(row)}: the column {name!r} is {numbers[row]}, which is no finite number"
+        fault = f"{where(row)}: the column {name!r} is {numbers[row]}, which is not finite"
     missing = np.isnan(numbers)
     return Cells(NOTHING if missing.all() else NUMBER, numbers, is_missing=bool(missing.any()), fault=fault)
 

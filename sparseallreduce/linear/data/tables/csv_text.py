@@ -99,7 +99,7 @@ def _first_record(path: PathLike, delimiter: str | None) -> tuple[str, list[str]
 
 
 def _has_header(fields: Sequence[str], reading: TableReading) -> bool:
-    """Return True if the first record has column names: by the option, or if a given name is in it, or no number or empty field."""
+    """Return True if the first record has column names: if the option says so, it has a given name, or neither numbers nor empty fields."""
     if reading.header != "auto":
         return reading.header == "yes"
     encoded = [column.name for column in reading.encoding.columns] if reading.encoding is not None else []

@@ -165,7 +165,7 @@ class Mailbox:
         return not self._leaving
 
     def _wait(self, request: MPI.Request) -> None:
-        nap = self._nap("MPI does not tell which ranks have not come to an exchange")
+        nap = self._nap("MPI does not report which ranks have not entered an exchange")
         while not request.Test():
             self._take_in()
             nap.rest()

@@ -147,7 +147,7 @@ class ParameterServer(Strategy):
         self._link.ask_to_stop(reason)
 
     @property
-    def told_to_stop(self) -> str | None:
+    def received_stop(self) -> str | None:
         return self._link.stop
 
     def drain(self) -> None:
@@ -190,11 +190,11 @@ class ParameterServer(Strategy):
         self._speed = _Speed()
         if self._server is not None:
             self._server.staleness = [Counter() for _ in range(self.workers)]
-        told = [own] if self._mailbox is None else self._mailbox.gather(own)
+        received = [own] if self._mailbox is None else self._mailbox.gather(own)
         records = []
         for worker in range(self.workers):
-            staleness = sum((counted[worker] for _, counted in told if counted), Counter[int]())
-            records.append({"rank": worker, **told[worker][0].record(), "staleness": _distribution(staleness)})
+            staleness = sum((counted[worker] for _, counted in received if counted), Counter[int]())
+            records.append({"rank": worker, **received[worker][0].record(), "staleness": _distribution(staleness)})
         return {"servers": self.servers, "workers": records}
 
     def meet(self, value: T) -> list[T]:
