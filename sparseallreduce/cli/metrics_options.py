@@ -42,7 +42,7 @@ def metrics_option(of: str) -> Callable[[F], F]:
     return click.option(
         "--metrics",
         type=MetricNames(),
-        help=f"Metrics of {of} to show, separated by commas, or all: {', '.join(METRICS)}. --json contains all of them by default.",
+        help=f"Show metrics of {of}: all, or some of {', '.join(METRICS)}, separated by commas. --json contains all of them by default.",
     )
 
 

@@ -47,7 +47,7 @@ Array = NDArray[Any]
 @click.option("--out", type=OUTPUT_FILE, help="File for the predictions; the terminal by default.")
 @click.option("--probabilities", is_flag=True, help="Add the probability of each class (logistic models).")
 @click.option("--ignore-unknown", is_flag=True, help="Ignore features that the model does not have, instead of reporting an error.")
-@metrics_option("the predictions, where DATA has labels")
+@metrics_option("the predictions, if DATA has labels")
 @click.option("--json", "json_path", type=OUTPUT_FILE, help="File for the metrics.")
 @format_options
 @zero_based_option(None, "as in the training data")

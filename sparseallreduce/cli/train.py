@@ -95,12 +95,12 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
     show_default=True,
     help="auto: Newton's method for few features and least squares; otherwise dual, if the samples are in memory and the loss is hinge, "
     "squared_hinge or log; "
-    "otherwise sgd, which any option for it selects too. dual: rounds of dual coordinate ascent on every rank (CoCoA+), until the loss is "
+    "otherwise sgd, which options for sgd select too. dual: rounds of dual coordinate ascent on every rank (CoCoA+), until the loss is "
     "within --gap of its minimum. cocoa: the same, without an intercept unless --intercept is given, which is penalised as by LIBLINEAR. "
     "sgd: steps along gradients of batches, for any loss.",
 )
 @click.option("--epochs", type=Whole(min=0), help="Passes over DATA  [10]; --solver dual, cocoa: maximum number of rounds  [1000].")
-@click.option("--gap", type=_ABOVE_ZERO, help="All solvers but sgd: stop when the duality gap is at most this part of the loss  [0.001].")
+@click.option("--gap", type=_ABOVE_ZERO, help="All solvers but sgd: stop when the duality gap is this fraction of the loss  [0.001].")
 @click.option(
     "--update",
     type=click.Choice(UPDATES),
@@ -210,8 +210,8 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
     "--validation",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
     metavar="FRACTION",
-    help="Hold out a fraction of the samples. The model is that after the epoch or round with the best result on them; with several --C "
-    "or --l2, each is trained, and the best model is kept.",
+    help="Hold out a fraction of the samples. The model is that after the epoch or round with the best result on them; of several --C or "
+    "--l2, all are trained, and the best model is kept.",
 )
 @click.option(
     "--folds",
@@ -234,7 +234,7 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @cache_options
 @table_options
 @click.option("--seed", type=Whole(min=0), default=0, show_default=True, help="Seed of the order of samples.")
-@metrics_option("the model on --test, or else on DATA")
+@metrics_option("the model on --test, or on DATA without it")
 @click.option("--densities", is_flag=True, help="Record the density of gradient and sum at every step, for --json.")
 @device_option(
     "Where samples, weights and gradients are. gpu needs CuPy, and pays off for batches of many non-zeros. It supports --solver sgd with "
