@@ -267,7 +267,7 @@ def measure(
             _check(calls[name], dense, comm, measured[name])
             on_step()
         times = np.empty((len(calls), setting.repeats))
-        for place, repeat in _turns(setting, experiment, len(calls)):
+        for place, repeat in _timing_order(setting, experiment, len(calls)):
             times[place, repeat] = timed(list(calls.values())[place], comm)
             on_step()
         for each, row in zip(measured.values(), slowest(times, comm)):
@@ -361,7 +361,7 @@ def _finish(measured: Measured, experiments: int) -> None:
         setattr(measured, name, [round(count / experiments) for count in getattr(measured, name)])
 
 
-def _turns(setting: Setting, experiment: int, calls: int) -> list[tuple[int, int]]:
+def _timing_order(setting: Setting, experiment: int, calls: int) -> list[tuple[int, int]]:
     """Return the order of an experiment's timings, as pairs of call number and repeat: random, and the same on all ranks."""
     rng = np.random.default_rng((setting.seed, experiment))
     if setting.cold_caches:

@@ -88,7 +88,7 @@ def byte_bar(shown: bool, title: str, total: int | None = None) -> tqdm[Any]:
 
 
 def _check(out: Path) -> None:
-    """Raise an error if OUT cannot be written, or would overwrite samples: OUT may be missing, so that the last input takes its place."""
+    """Raise an error if OUT cannot be written, or would overwrite samples: if OUT is forgotten, the last input takes its place."""
     check_output(out)
     if out.is_file() and out.suffix != ".csr" and out.stat().st_size and not is_binary(out):
         raise click.UsageError(f"OUT, {out}, already exists and is not in the binary format: name the result last, or remove that file")
