@@ -110,7 +110,7 @@ class LocalSetting:
             if (step + 1) % max(1, self.steps // POINTS) == 0:
                 curve.append({"step": step + 1, "loss": test_loss(run.model, run.data.test)})
         result = {"parameters": count(run.model), "tokens": self.steps * self.pieces * self.length, "curve": curve}
-        return asdict(self) | result | {"bytes_sent": run.sent / self.ranks, "seconds": perf_counter() - start}
+        return asdict(self) | result | {"seconds": perf_counter() - start}
 
     def _rows(self) -> Iterator[Any]:
         """Yield the samples of every step, a row a rank."""
@@ -128,7 +128,7 @@ class EveryStep:
     """AdamW by the mean of the gradients of all ranks: a step of one model by all their samples."""
 
     def __init__(self, setting: LocalSetting) -> None:
-        self.setting, self.data, self.sent = setting, documentation(setting.length), 0
+        self.setting, self.data = setting, documentation(setting.length)
         self.model = make("transformer", self.data.classes, setting.seed, setting.width)
         self.inner = torch.optim.AdamW(self.model.parameters(), setting.rate, fused=True)
 
@@ -136,7 +136,6 @@ class EveryStep:
         compute(self.model, self.data.train, rows.reshape(-1))
         self.inner.param_groups[0]["lr"] = rate
         self.inner.step()
-        self.sent += dense_bytes(count(self.model), self.setting.ranks)
 
 
 class SparseEveryStep(EveryStep):
@@ -162,7 +161,6 @@ class SparseEveryStep(EveryStep):
             gradients.append(torch.cat([each.grad.reshape(-1) for each in self.large]).numpy())  # type: ignore[union-attr]
             small += torch.cat([each.grad.reshape(-1) for each in self.small]) / ranks  # type: ignore[union-attr]
         out = sar.simulate(gradients, self.feedbacks)
-        self.sent += int(out.bytes_sent.sum()) + dense_bytes(len(small), ranks)
         give(self.large, torch.from_numpy(out.outputs[0].to_dense()))
         give(self.small, small)
         self.inner.param_groups[0]["lr"] = rate
@@ -174,7 +172,7 @@ class InTurns:
     """Replicas that take steps alone, and whose changes are summed."""
 
     def __init__(self, setting: LocalSetting) -> None:
-        self.data, self.sent = documentation(setting.length), 0
+        self.data = documentation(setting.length)
         self.models = [make("transformer", self.data.classes, setting.seed, setting.width) for _ in range(setting.ranks)]
         self.optimizers = [setting.local(torch.optim.AdamW(model.parameters(), setting.rate, fused=True)) for model in self.models]
         self.model = self.models[0]
@@ -184,8 +182,7 @@ class InTurns:
             compute(model, self.data.train, own)
             optimizer.param_groups[0]["lr"] = rate
             optimizer.inner.step()
-        for out in simulated_local_step([optimizer.local for optimizer in self.optimizers]):
-            self.sent += int(out.bytes_sent.sum())
+        simulated_local_step([optimizer.local for optimizer in self.optimizers])
 
 
 def compute(model: nn.Module, train: Samples, rows: Any) -> None:
@@ -207,25 +204,22 @@ def test_loss(model: nn.Module, test: Samples) -> float:
     return sum(losses) / len(test.x)
 
 
-def dense_bytes(size: int, ranks: int) -> int:
-    """Return the bytes that all ranks send for a dense sum of so many float32: each 2 (P - 1) / P of them."""
-    return 2 * (ranks - 1) * size * 4
-
-
-def sum_seconds(setting: LocalSetting, parameters: int, ranks: int, network: sar.Network) -> float:
-    """Return the simulated seconds of one sum of this way."""
+def sum_costs(setting: LocalSetting, parameters: int, ranks: int, network: sar.Network) -> tuple[float, float]:
+    """Return the simulated seconds of one sum of this way, and the bytes that a rank sends for it."""
     rng = np.random.default_rng(0)
     changes = [rng.standard_normal(parameters).astype(np.float32) for _ in range(ranks)]
     if setting.way in ("dense", "diloco", "localsgd"):
-        return float(sar.simulate([sar.SparseStream.from_dense(each) for each in changes], algorithm="dense", network=network).time)
+        out = sar.simulate([sar.SparseStream.from_dense(each) for each in changes], algorithm="dense", network=network)
+        return float(out.time), float(out.bytes_sent.mean())
     if setting.way == "oktopk":
         reducers: list[Any] = [sar.OkTopk(parameters, max(1, round(OKTOPK_DENSITY * parameters))) for _ in range(ranks)]
     else:
         k = max(1, round(setting.density * parameters))
         reducers = [sar.TopkA(parameters, k, selector=partial(ChunkTopK, chunk=4096), value_codec="qsgd2") for _ in range(ranks)]
     feedbacks = [sar.ErrorFeedback(reducer) for reducer in reducers]
-    times = [float(sar.simulate(changes, algorithm=feedbacks, network=network).time) for _ in range(3)]
-    return times[-1]
+    for _ in range(3):  # behind the first, which finds thresholds
+        out = sar.simulate(changes, algorithm=feedbacks, network=network)
+    return float(out.time), float(out.bytes_sent.mean())
 
 
 def step_seconds(setting: LocalSetting) -> float:
@@ -272,16 +266,18 @@ def print_table(cells: dict[tuple[str, int], list[LocalSetting]], found: dict[st
     networks = " | ".join(f"us a token, {name} (sums)" for name in NETWORKS)
     click.echo(f"| way | H | seeds | loss | beside dense | bytes a token | a part of dense | {networks} |")
     click.echo("| --- | --- | --- | --- | --- | --- | --- |" + " --- |" * len(NETWORKS))
-    base = float(np.mean([row["bytes_sent"] / row["tokens"] for row in dense.values()])) if dense else math.nan
+    slow = NETWORKS["2 hosts, 1 Gbit/s"][1]
+    base = sum_costs(LocalSetting("dense"), parameters, first.ranks, slow)[1]
     for (title, H), cell in cells.items():
         rows = [found[each.key] for each in cell]
         losses = [row["curve"][-1]["loss"] for row in rows]
         gaps = [100 * (row["curve"][-1]["loss"] / dense[row["seed"]]["curve"][-1]["loss"] - 1) for row in rows if row["seed"] in dense]
-        sent = float(np.mean([row["bytes_sent"] / row["tokens"] for row in rows]))
+        sent = sum_costs(cell[0], parameters, first.ranks, slow)[1] / H
+        token = f"{sent / (first.pieces * first.length):,.1f} | 1/{base / sent:,.0f}"
         times = []
         for ranks, network in NETWORKS.values():
-            sums = sum_seconds(cell[0], parameters, ranks, network) / H
+            sums = sum_costs(cell[0], parameters, ranks, network)[0] / H
             times.append(f"{1e6 * (computing + sums) / (first.pieces * first.length):,.0f} ({sums / (computing + sums):.1%})")
         spread = f"{np.mean(losses):.4f} ({min(losses):.4f} to {max(losses):.4f})"
         beside = f"{np.mean(gaps):+.2f} %" if gaps else ""
-        click.echo(f"| {title} | {H} | {len(rows)} | {spread} | {beside} | {sent:,.1f} | 1/{base / sent:,.0f} | {' | '.join(times)} |")
+        click.echo(f"| {title} | {H} | {len(rows)} | {spread} | {beside} | {token} | {' | '.join(times)} |")

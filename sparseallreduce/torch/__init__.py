@@ -10,6 +10,7 @@
 
 from sparseallreduce.torch.cached import CachedDataset
 from sparseallreduce.torch.ddp import CommHook, comm_hook
+from sparseallreduce.torch.flat_states import flatten_state, unflatten_state
 from sparseallreduce.torch.layerwise import LAMB, LARS
 from sparseallreduce.torch.local_steps import DiLoCo, LocalSGD, LocalSteps, SparseLoCo
 from sparseallreduce.torch.optimizer import DistributedOptimizer
@@ -49,7 +50,9 @@ __all__ = [
     "TopKSGD",
     "comm_hook",
     "distributed",
+    "flatten_state",
     "init_process_group",
     "parallel_map",
     "parallel_operator",
+    "unflatten_state",
 ]

@@ -19,6 +19,7 @@ from sparseallreduce.runtime.api import Request
 from sparseallreduce.streams.kernels.backend import array_module
 from sparseallreduce.streams.stream import SparseStream
 from sparseallreduce.torch.devices import as_array
+from sparseallreduce.torch.recipes import recipe_of
 
 __all__ = ["Bucket", "Member", "arranged", "grouped", "listed", "sum_dtype"]
 
@@ -66,8 +67,11 @@ def listed(groups: Iterable[dict[str, Any]], correction: bool) -> list[Member]:
     StreamTypeError
         If one has other numbers than floating-point ones, or has none, as on PyTorch's meta device.
     AlgorithmError
-        If a density is no share, or a group's momentum is none that can be corrected where it is to be.
+        If a density is no share, there is no such reducer, or a group's momentum is none that can be corrected where it is to be.
     """
+    for group in groups:
+        if group.get("reducer") is not None:
+            recipe_of(group["reducer"])
     parameters = [(parameter, group) for group in groups for parameter in group["params"]]
     for parameter, group in parameters:
         if not parameter.is_floating_point():
@@ -85,7 +89,14 @@ def listed(groups: Iterable[dict[str, Any]], correction: bool) -> list[Member]:
     return members
 
 
-def arranged(members: Sequence[Member], nbytes: int, make: Make, everything: bool, correction: bool = False) -> list[Bucket]:
+def arranged(
+    members: Sequence[Member],
+    nbytes: int,
+    make: Make,
+    everything: bool,
+    correction: bool = False,
+    of_group: Callable[[str], Make] | None = None,
+) -> list[Bucket]:
     """The parameters in buckets, those whose gradients come first in back-propagation, which are the last, first.
 
     Parameters
@@ -97,12 +108,17 @@ def arranged(members: Sequence[Member], nbytes: int, make: Make, everything: boo
     make : callable
         Makes the reducer of a bucket.
     everything : bool
-        Whether all gradients are summed whole.
+        Whether all gradients are summed whole, where their group does not say otherwise.
     correction : bool
         Whether those that are not have a velocity.
+    of_group : callable, optional
+        Returns what makes the reducer of the buckets of a group that names one.
     """
     full = grouped(members, nbytes, everything)
-    buckets = [Bucket(own, dtype, None if density is None else make) for (dtype, density, _), own in full]
+    buckets = []
+    for (dtype, density, _, reducer), own in full:
+        chosen = make if reducer is None or of_group is None else of_group(reducer)
+        buckets.append(Bucket(own, dtype, None if density is None else chosen))
     for made in buckets:
         if correction and made.feedback is not None:
             made.velocity = array_module(made.vector).zeros_like(made.vector)
@@ -110,13 +126,14 @@ def arranged(members: Sequence[Member], nbytes: int, make: Make, everything: boo
 
 
 def grouped(members: Sequence[Member], nbytes: int, everything: bool) -> list[tuple[Any, list[Member]]]:
-    """The parameters of each bucket, with their dtype, density and device; see :func:`arranged`."""
+    """The parameters of each bucket, with their dtype, density, device and reducer; see :func:`arranged`."""
     filling: dict[Any, list[Member]] = {}
     full: list[tuple[Any, list[Member]]] = []
     for member in reversed([member for member in members if member.parameter.numel()]):
-        dtype = sum_dtype(member.parameter)
-        whole = everything or member.is_dense or member.group["density"] == 1
-        key = (dtype, None if whole else member.group["density"], member.parameter.device)
+        dtype, reducer = sum_dtype(member.parameter), member.group.get("reducer")
+        dense = everything if reducer is None else reducer == "dense"
+        whole = dense or member.is_dense or member.group["density"] == 1
+        key = (dtype, None if whole else member.group["density"], member.parameter.device, None if whole else reducer)
         bucket = filling.setdefault(key, [])
         if bucket and sum(each.parameter.numel() for each in [*bucket, member]) * dtype.itemsize > nbytes:
             full.append((key, bucket))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from sparseallreduce.reducers import Auto, ReducerChoice
 from sparseallreduce.runtime.objects import collective
 from sparseallreduce.streams.kernels.backend import on_device
-from sparseallreduce.torch.buckets import arranged
 from sparseallreduce.torch.optimizer import DistributedOptimizer
 
 __all__ = ["ChoosingOptimizer"]
@@ -27,8 +26,8 @@ class ChoosingOptimizer(DistributedOptimizer):
         """
         self._expect_idle()
         found = []
-        for bucket in self._buckets or arranged(self._members, self.bucket_bytes, self._make, self._everything):
-            if bucket.feedback is not None:
+        for bucket in self._buckets or self._arranged_anew(self._members):
+            if bucket.feedback is not None and isinstance(bucket.feedback.reducer, Auto):
                 reducer, k = bucket.feedback.reducer, bucket.k(self.steps)
                 of_step = reducer if reducer.k == k else self._make(bucket.size, k)
                 assert isinstance(of_step, Auto)

@@ -16,7 +16,7 @@ from sparseallreduce.torch import header, state
 from sparseallreduce.torch.buckets import Bucket, Member, arranged, grouped
 from sparseallreduce.torch.devices import Order, future_for, in_order
 from sparseallreduce.torch.flight import Flight, translated
-from sparseallreduce.torch.optimizers import RECIPES
+from sparseallreduce.torch.recipes import recipe_of
 
 __all__ = ["CommHook", "comm_hook"]
 
@@ -60,9 +60,7 @@ def comm_hook(
         If there is no such reducer or option.
     """
     if isinstance(reducer, str):
-        if reducer not in RECIPES:
-            raise AlgorithmError(f"there is no reducer {reducer!r}: there are {', '.join(RECIPES)}")
-        recipe, rank = RECIPES[reducer], resolve(comm).rank
+        recipe, rank = recipe_of(reducer), resolve(comm).rank
 
         def make(size: int, k: int) -> Reducer:
             return recipe.reducer_of(size, k, rank, **options)
@@ -229,7 +227,7 @@ class CommHook:
             for other in [each for each in self._buckets if not set(each).isdisjoint(key)]:
                 self._waiting.take_from(self._buckets.pop(other), _unit)
             own = arranged(sorted(members, key=lambda member: member.index), _bytes_of(parameters), self._make, self._everything)
-            self._waiting.give_to(own, self._make, _unit)
+            self._waiting.give_to(own, _unit)
             self._buckets[key] = own
         return self._buckets[key]
 

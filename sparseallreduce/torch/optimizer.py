@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, ClassVar, NoReturn
 
@@ -17,7 +17,7 @@ from sparseallreduce.reducers import Reducer
 from sparseallreduce.runtime.communicators import resolve
 from sparseallreduce.runtime.launching import Telling, agree, latest, leave
 from sparseallreduce.torch import header, leaving, replicas, state
-from sparseallreduce.torch.buckets import Bucket, Member, arranged, listed
+from sparseallreduce.torch.buckets import Bucket, Make, Member, arranged, listed
 from sparseallreduce.torch.devices import Order, collective_in_order, in_order
 from sparseallreduce.torch.flight import Flight, translated, unscaled
 from sparseallreduce.torch.header import NONE, SPARSE
@@ -25,6 +25,7 @@ from sparseallreduce.torch.inner import in_full_precision, made, settings_of, ta
 from sparseallreduce.torch.masters import Masters, apply
 from sparseallreduce.torch.means import means
 from sparseallreduce.torch.overlap import Overlap
+from sparseallreduce.torch.recipes import recipe_of
 from sparseallreduce.torch.rows import Layout, as_stream
 
 __all__ = ["DistributedOptimizer"]
@@ -64,7 +65,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Every so many steps the ranks compare digests of their parameters; 0 for never. See :meth:`check_replicas`.
     dense : bool, optional
         Whether gradients are summed whole. By default those of parameters with one dimension or none are: biases, and the weights of
-        normalisation layers. A group may have its own.
+        normalisation layers. A group may have its own, and ``reducer``, the name of another way to sum, as for :func:`distributed`, which
+        takes none of the options below.
     momentum_correction : bool
         Whether momentum is that of each rank's own gradients, before values are selected, as far as they have residuals (Lin et al.,
         sections 3.1 and 3.2): what waits gains as much momentum as what does not. For SGD, without Nesterov's form and dampening. Weight
@@ -134,7 +136,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 self._check_settings()
                 given = ({} if lr is None else {"lr": lr}) | {name: value for name, value in options.items() if name in known}
                 self._inner = taken(params, type(self), given) if wraps else made(params, self, given)
-                super().__init__(self._inner.param_groups, {**self._inner.defaults, "density": density, "dense": dense})
+                super().__init__(self._inner.param_groups, {**self._inner.defaults, "density": density, "dense": dense, "reducer": None})
                 self._collect()
                 intent = Intent(header.terms(self, self._members), 0)
             except Exception as error:  # the other ranks wait to be told of it
@@ -297,17 +299,23 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Whether all gradients are summed whole."""
         return self.recipe.name == "dense"
 
-    @property
-    def _rate_first(self) -> bool:
-        """Whether residuals are of gradients times their learning rates."""
-        return self.recipe.rate_first and self.base is torch.optim.SGD
-
     def _unit(self, member: Member) -> float:
-        """What a gradient is multiplied by to go into a residual."""
-        return float(member.group["lr"]) if self._rate_first else 1.0
+        """What a gradient is multiplied by to go into a residual: with Ok-Topk and plain SGD its learning rate."""
+        named = member.group.get("reducer")
+        recipe = self.recipe if named is None else recipe_of(named)
+        return float(member.group["lr"]) if recipe.rate_first and self.base is torch.optim.SGD else 1.0
 
     def _make(self, size: int, k: int) -> Reducer:
         return self.recipe.reducer_of(size, k, self.comm.rank, **self.options)
+
+    def _make_of(self, name: str) -> Make:
+        """Return what makes the reducer of a group that names another one."""
+        recipe = recipe_of(name)
+        return lambda size, k: recipe.reducer_of(size, k, self.comm.rank)
+
+    def _arranged_anew(self, members: Sequence[Member]) -> list[Bucket]:
+        correction = self._settings.momentum_correction
+        return arranged(members, self.bucket_bytes, self._make, self._everything, correction, self._make_of)
 
     def _check_settings(self) -> None:
         if self.bucket_bytes < 1:
@@ -323,6 +331,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._members = listed(self.param_groups, self._settings.momentum_correction)
         self._order = self._order.of(member.parameter for member in self._members)
         self._index = {member.parameter: member.index for member in self._members}
+        self._reducers = [group["reducer"] for group in self.param_groups]
         self._layouts = self._layouts[: len(self._members)].ljust(len(self._members), bytes([NONE]))
         self._arranged = None
         if self._overlap is not None:
@@ -339,8 +348,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _arrange(self) -> None:
         """Arrange the parameters in buckets; residuals go with their parameters, thresholds with buckets that are as before."""
         self._waiting.take_from(self._buckets, self._unit)
-        self._buckets = arranged(leaving.strided(self), self.bucket_bytes, self._make, self._everything, self._settings.momentum_correction)
-        self._waiting.give_to(self._buckets, self._make, self._unit)
+        self._buckets = self._arranged_anew(leaving.strided(self))
+        self._waiting.give_to(self._buckets, self._unit)
         self._arranged = self._wanted()
 
     def _open(self) -> Flight:
@@ -384,6 +393,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._scaled = scaled
         factor, infinite = unscaled(self)
         try:
+            if self._reducers != [group["reducer"] for group in self.param_groups]:
+                raise AlgorithmError("the reducer of a group is chosen when the group is added: construct another optimiser")
             factor *= 1.0 if infinite else self._clip(factor)
         except Exception as error:
             flight.error = flight.error or error

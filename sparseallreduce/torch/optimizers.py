@@ -9,26 +9,11 @@ import torch
 
 from sparseallreduce import optim
 from sparseallreduce.errors import AlgorithmError
-from sparseallreduce.optim import Optimizer as Recipe
 from sparseallreduce.torch.choices import ChoosingOptimizer
 from sparseallreduce.torch.optimizer import DistributedOptimizer
+from sparseallreduce.torch.recipes import recipe_of
 
-__all__ = ["RECIPES", "distributed"]
-
-#: The ways to sum by name.
-RECIPES: dict[str, type[Recipe]] = {
-    recipe.name: recipe
-    for recipe in (
-        optim.OkTopkSGD,
-        optim.GTopkSGD,
-        optim.TopKSGD,
-        optim.ApproximateTopKSGD,
-        optim.MSTopKSGD,
-        optim.HiTopKSGD,
-        optim.DenseSGD,
-        optim.AutoSGD,
-    )
-}
+__all__ = ["distributed"]
 
 
 @overload
@@ -90,11 +75,9 @@ def distributed(
 @cache
 def _kind(base: type[torch.optim.Optimizer], reducer: str) -> type[DistributedOptimizer]:
     """Return the class of optimisers that applies the means of a reducer by ``base``."""
-    if reducer not in RECIPES:
-        raise AlgorithmError(f"there is no reducer {reducer!r}: there are {', '.join(RECIPES)}")
+    recipe = recipe_of(reducer)
     if issubclass(base, torch.optim.LBFGS):
         raise AlgorithmError("LBFGS calls its closure several times a step, each with gradients of its own: take another optimiser")
-    recipe = RECIPES[reducer]
     name = recipe.__name__.removesuffix("SGD") + base.__name__
     described = f"``{base.__name__}`` by the sums of :class:`~sparseallreduce.optim.{recipe.__name__}`; see :class:`DistributedOptimizer`."
     kind = ChoosingOptimizer if recipe is optim.AutoSGD else DistributedOptimizer

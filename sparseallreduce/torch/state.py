@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 
 from sparseallreduce.errors import AlgorithmError, CheckpointError
-from sparseallreduce.reducers import Reducer
 from sparseallreduce.runtime.objects import agreed, collective, gather, gather_on_first
 from sparseallreduce.streams.kernels.backend import array_module, as_host
 from sparseallreduce.torch import replicas
@@ -45,7 +44,7 @@ class Waiting:
             elif bucket.owed is not None:
                 self.residuals |= {member.index: bucket.owed[own] * bucket.owed.dtype.type(unit(member)) for member, own in bucket.parts()}
 
-    def give_to(self, buckets: Sequence[Bucket], make: Callable[[int, int], Reducer], unit: Callable[[Member], float]) -> None:
+    def give_to(self, buckets: Sequence[Bucket], unit: Callable[[Member], float]) -> None:
         """Give the buckets what is theirs; those that have no residual owe it to the next sum."""
         for bucket in buckets:
             for member, own in bucket.parts():
@@ -62,11 +61,11 @@ class Waiting:
                         bucket.owed = np.zeros(bucket.size, bucket.vector.dtype)
                     bucket.owed[own] = residual / residual.dtype.type(unit(member))
             state = self.reducers.pop(bucket.key(), None)
-            if state is not None and bucket.feedback is not None:
-                bucket.feedback.reducer = make(bucket.size, state["k"])
+            if state is not None and bucket.feedback is not None and state["reducer"] == bucket.feedback.reducer.name:
+                assert bucket.make is not None
+                bucket.feedback.reducer = bucket.make(bucket.size, state["k"])
                 bucket.feedback.reducer.restore(state)
         self.reducers.clear()
-
 
     def as_tensors(self) -> dict[str, Any]:
         """Of tensors, numbers and texts, which ``torch.load`` takes without trust in who has written them."""
