@@ -30,13 +30,18 @@ PROGRAMS = {
     ("embedding_table.py", 2): "20 steps sent",
     ("perceptron.py", 2): "MSTopK SGD           loss ",
     ("torch_digits.py", 2): "2 ranks: test accuracy 0.9",
+    ("recommender.py", 2): "whole tables would be 6 MB",
 }
 
 #: Those that need PyTorch.
-WITH_TORCH = {"torch_digits.py"}
+WITH_TORCH = {"recommender.py", "torch_digits.py"}
 
 #: What shortens a program for a test.
-ARGUMENTS = {"perceptron.py": ("--epochs", "1", "--batch", "300"), "torch_digits.py": ("--epochs", "3")}
+ARGUMENTS = {
+    "perceptron.py": ("--epochs", "1", "--batch", "300"),
+    "torch_digits.py": ("--epochs", "3"),
+    "recommender.py": ("--rows", "25000", "--steps", "30"),
+}
 
 
 @pytest.mark.parametrize("name,ranks", [pytest.param(*program, marks=[pytest.mark.mpi] * (program[1] > 1)) for program in PROGRAMS])

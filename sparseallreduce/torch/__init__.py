@@ -27,6 +27,7 @@ from sparseallreduce.torch.optimizers import (
 )
 from sparseallreduce.torch.parallel import parallel_map, parallel_operator
 from sparseallreduce.torch.process_group import init_process_group
+from sparseallreduce.torch.rowwise import RowwiseAdagrad
 from sparseallreduce.torch.sampler import HostSampler
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "LocalSteps",
     "MSTopKSGD",
     "OkTopkSGD",
+    "RowwiseAdagrad",
     "SparseLoCo",
     "TopKSGD",
     "comm_hook",

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 from sparseallreduce.runtime import launching
 from sparseallreduce.torch.buckets import Member, grouped
 from sparseallreduce.torch.header import SPARSE
+from sparseallreduce.torch.rows import Layout
 
 if TYPE_CHECKING:
     from sparseallreduce.torch.flight import Flight
     from sparseallreduce.torch.optimizer import DistributedOptimizer
 
-__all__ = ["leave", "leave_backward", "note_layouts", "strided"]
+__all__ = ["leave", "leave_backward", "note_layouts", "sparse", "strided"]
 
 
 def leave(optimizer: DistributedOptimizer, error: BaseException) -> None:
@@ -24,7 +25,7 @@ def leave(optimizer: DistributedOptimizer, error: BaseException) -> None:
         flight.buckets = []
         note_layouts(optimizer, flight)
         buckets = len(grouped(strided(optimizer), optimizer.bucket_bytes, optimizer._everything))
-        flight.tell_rest(error, buckets, bool(optimizer._sparse()))
+        flight.tell_rest(error, buckets, bool(sparse(optimizer)))
     flight.leave(error)
     if isinstance(error, Exception):
         flight.give_back()
@@ -47,3 +48,9 @@ def note_layouts(optimizer: DistributedOptimizer, flight: Flight) -> None:
 def strided(optimizer: DistributedOptimizer) -> list[Member]:
     """Return the parameters whose gradients are no sparse tensors."""
     return [member for member in optimizer._members if optimizer._layouts[member.index] < SPARSE]
+
+
+def sparse(optimizer: DistributedOptimizer) -> list[tuple[Member, Layout]]:
+    """Return the parameters whose gradients are sparse tensors, and how these are laid out."""
+    found = ((member, optimizer._layouts[member.index] - SPARSE + 1) for member in optimizer._members)
+    return [(member, Layout(member.parameter.shape, dims)) for member, dims in found if dims >= 1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, ClassVar, NoReturn
 
 import torch
@@ -17,16 +18,16 @@ from sparseallreduce.reducers import Reducer
 from sparseallreduce.runtime.communicators import resolve
 from sparseallreduce.runtime.launching import Telling, agree, latest, leave
 from sparseallreduce.torch import header, leaving, replicas, state
-from sparseallreduce.torch.buckets import Bucket, Make, Member, arranged, listed
+from sparseallreduce.torch.buckets import Bucket, Member, arranged, listed
 from sparseallreduce.torch.devices import Order, collective_in_order, in_order
 from sparseallreduce.torch.flight import Flight, translated, unscaled
-from sparseallreduce.torch.header import NONE, SPARSE
+from sparseallreduce.torch.header import NONE
 from sparseallreduce.torch.inner import in_full_precision, made, settings_of, taken
 from sparseallreduce.torch.masters import Masters, apply
 from sparseallreduce.torch.means import means
 from sparseallreduce.torch.overlap import Overlap
-from sparseallreduce.torch.recipes import recipe_of
-from sparseallreduce.torch.rows import Layout, as_stream
+from sparseallreduce.torch.recipes import check_unchanged, maker_of, recipe_of
+from sparseallreduce.torch.rows import as_stream
 
 __all__ = ["DistributedOptimizer"]
 
@@ -301,21 +302,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _unit(self, member: Member) -> float:
         """What a gradient is multiplied by to go into a residual: with Ok-Topk and plain SGD its learning rate."""
-        named = member.group.get("reducer")
-        recipe = self.recipe if named is None else recipe_of(named)
-        return float(member.group["lr"]) if recipe.rate_first and self.base is torch.optim.SGD else 1.0
+        rate_first = recipe_of(member.group["reducer"], self.recipe).rate_first and self.base is torch.optim.SGD
+        return float(member.group["lr"]) if rate_first else 1.0
 
     def _make(self, size: int, k: int) -> Reducer:
         return self.recipe.reducer_of(size, k, self.comm.rank, **self.options)
 
-    def _make_of(self, name: str) -> Make:
-        """Return what makes the reducer of a group that names another one."""
-        recipe = recipe_of(name)
-        return lambda size, k: recipe.reducer_of(size, k, self.comm.rank)
-
     def _arranged_anew(self, members: Sequence[Member]) -> list[Bucket]:
-        correction = self._settings.momentum_correction
-        return arranged(members, self.bucket_bytes, self._make, self._everything, correction, self._make_of)
+        of_group, correction = partial(maker_of, rank=self.comm.rank), self._settings.momentum_correction
+        return arranged(members, self.bucket_bytes, self._make, self._everything, correction, of_group)
 
     def _check_settings(self) -> None:
         if self.bucket_bytes < 1:
@@ -360,7 +355,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             clips = self._settings.clip_norm is not None and not self._everything
             early = self._overlap is not None and not clips and not self._scaled and self._arranged == self._wanted()
             self._flight = Flight(self.comm, self._buckets, self.steps, early)
-            self._flight.has_rows = bool(self._sparse())
+            self._flight.has_rows = bool(leaving.sparse(self))
         return self._flight
 
     @in_order
@@ -393,8 +388,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._scaled = scaled
         factor, infinite = unscaled(self)
         try:
-            if self._reducers != [group["reducer"] for group in self.param_groups]:
-                raise AlgorithmError("the reducer of a group is chosen when the group is added: construct another optimiser")
+            check_unchanged(self.param_groups, self._reducers)
             factor *= 1.0 if infinite else self._clip(factor)
         except Exception as error:
             flight.error = flight.error or error
@@ -418,7 +412,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         try:
             while flight.started < len(flight.buckets):
                 self._start(flight, factor)
-            sparse = self._sparse()
+            sparse = leaving.sparse(self)
             flight.has_rows = bool(sparse)
             if sparse and not flight.rows_started:
                 flight.start_rows(lambda: [as_stream(member, layout, factor) for member, layout in sparse])
@@ -434,11 +428,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
             bucket.fill([member.parameter.grad for member in bucket.members], [factor * unit for unit in units])
 
         flight.start(pack)
-
-    def _sparse(self) -> list[tuple[Member, Layout]]:
-        """The parameters whose gradients are sparse tensors."""
-        found = ((member, self._layouts[member.index] - SPARSE + 1) for member in self._members)
-        return [(member, Layout(member.parameter.shape, dims)) for member, dims in found if dims >= 1]
 
     def _clip(self, factor: float) -> float:
         """What this rank's gradient is multiplied by besides."""
@@ -456,6 +445,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._arranged = None
             raise flight.failure
         limit = self._settings if self._everything and self._settings.clip_norm is not None else None
-        gradients = means(flight, self._members, self._sparse(), self._unit, self._masters, limit, self._settings.momentum_masking)
+        gradients = means(flight, self._members, leaving.sparse(self), self._unit, self._masters, limit, self._settings.momentum_masking)
         apply(self._inner, self.param_groups, self.state, gradients, self._masters, flight.corrected())
         self.steps += 1

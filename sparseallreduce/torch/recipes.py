@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
 from sparseallreduce import optim
 from sparseallreduce.errors import AlgorithmError
 from sparseallreduce.optim import Optimizer as Recipe
+from sparseallreduce.reducers import Reducer
 
-__all__ = ["RECIPES", "recipe_of"]
+__all__ = ["RECIPES", "check_unchanged", "maker_of", "recipe_of"]
 
 RECIPES: dict[str, type[Recipe]] = {
     recipe.name: recipe
@@ -23,14 +28,27 @@ RECIPES: dict[str, type[Recipe]] = {
 }
 
 
-def recipe_of(name: str) -> type[Recipe]:
-    """Return a way to sum.
+def recipe_of(name: str | None, default: type[Recipe] = optim.OkTopkSGD) -> type[Recipe]:
+    """Return the way to sum of a name, ``default`` if that is None.
 
     Raises
     ------
     AlgorithmError
         If there is none of this name.
     """
+    if name is None:
+        return default
     if name not in RECIPES:
         raise AlgorithmError(f"there is no reducer {name!r}: there are {', '.join(RECIPES)}")
     return RECIPES[name]
+
+
+def maker_of(name: str, rank: int) -> Callable[[int, int], Reducer]:
+    """Return what makes reducers of a name on a rank, of a size and a number of values, with their default options."""
+    return partial(recipe_of(name).reducer_of, rank=rank)
+
+
+def check_unchanged(groups: Sequence[dict[str, Any]], reducers: Sequence[str | None]) -> None:
+    """Raise AlgorithmError if groups name other reducers than when they were added, with which their residuals have been kept."""
+    if [group["reducer"] for group in groups] != list(reducers):
+        raise AlgorithmError("the reducer of a group is chosen when the group is added: construct another optimiser")
