@@ -32,6 +32,7 @@ __all__ = [
     "framed",
     "margins",
     "product",
+    "scale_at",
     "shared_norms",
     "shuffle",
     "squared_norms",
@@ -152,13 +153,28 @@ def add(indices: Array, values: Array, frame: Array, begin: Any, end: Any, facto
 
 
 @inlined
+def scale_at(scales: Array, place: Any) -> float:
+    """Return the scale of a feature, see :func:`ascend`."""
+    if place >= np.uint64(scales[0]):
+        return 1.0
+    return float(scales[min(place + _ONE, np.uint64(scales.size) - _ONE)])
+
+
+@inlined
 def add_scaled(indices: Array, values: Array, frame: Array, begin: Any, end: Any, factor: float, scales: Array, weights: Array) -> None:
-    """Do the work of :func:`add` with each entry times the scale of its feature; features beyond ``scales`` use its last element."""
-    entry, last = begin, np.uint64(scales.size) - _ONE
-    while entry < end:
-        place = np.uint64(indices[entry])
-        weights[place] += factor * scales[min(place, last)] * value_at(values, frame, entry, place)
-        entry += _ONE
+    """Do the work of :func:`add` with each entry times the scale of its feature."""
+    entry = begin
+    if scales.size == 2:
+        shared, scaled = np.uint64(scales[0]), factor * scales[1]
+        while entry < end:
+            place = np.uint64(indices[entry])
+            weights[place] += (scaled if place < shared else factor) * value_at(values, frame, entry, place)
+            entry += _ONE
+    else:
+        while entry < end:
+            place = np.uint64(indices[entry])
+            weights[place] += factor * scale_at(scales, place) * value_at(values, frame, entry, place)
+            entry += _ONE
 
 
 @inlined
@@ -293,7 +309,8 @@ def ascend(
     intercept : int
         Position of the intercept among the weights, or -1.
     scales : ndarray
-        Scales of the first features, followed by one for all others; if empty, all scales are 1.
+        How many of the first features have a scale, followed by their scales, or by one if all are equal; other features have the scale 1.
+        If empty, all scales are 1.
     active : ndarray
         Changed in place: samples at a bound that would stay there are removed.
     limits : ndarray
@@ -355,7 +372,7 @@ def ascend(
             else:
                 add(indices, values, frame, begin, end, factor, weights)
             if intercept >= 0:
-                weights[intercept] += factor * scales[intercept] if scales.size else factor
+                weights[intercept] += factor * scale_at(scales, np.uint64(intercept)) if scales.size else factor
     limits[0] = highest if highest > 0 else math.inf
     limits[1] = lowest if lowest < 0 else -math.inf
     return kept, gap

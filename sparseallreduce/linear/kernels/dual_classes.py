@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.linear.kernels.dual import fetch_row, shuffle, value_at
+from sparseallreduce.linear.kernels.dual import fetch_row, scale_at, shuffle, value_at
 from sparseallreduce.streams.kernels.compilation import inlined, kernel
 
 __all__ = ["ascend_classes", "certify_classes", "entropies"]
@@ -45,12 +45,12 @@ def _add_scores(indices: Array, values: Array, frame: Array, begin: Any, end: An
 def _add_changes(
     indices: Array, values: Array, frame: Array, begin: Any, end: Any, changes: Array, classes: int, scales: Array, weights: Array
 ) -> None:
-    entry, last = begin, np.uint64(max(1, scales.size)) - _ONE
+    entry = begin
     while entry < end:
         place = np.uint64(indices[entry])
         value = value_at(values, frame, entry, place)
         if scales.size:
-            value *= scales[min(place, last)]
+            value *= scale_at(scales, place)
         first = np.int64(place) * classes
         for c in range(classes):
             weights[first + c] += value * changes[c]
@@ -174,7 +174,7 @@ def ascend_classes(
         for c in range(classes):
             before[c] = after[c]
             if intercept >= 0:
-                weights[intercept * classes + c] += changes[c] * scales[intercept] if scales.size else changes[c]
+                weights[intercept * classes + c] += changes[c] * scale_at(scales, np.uint64(intercept)) if scales.size else changes[c]
         _add_changes(indices, values, frame, begin, end, changes, classes, scales, weights)
     return gap
 

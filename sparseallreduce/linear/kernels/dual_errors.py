@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.linear.kernels.dual import add, add_scaled, fetch_row, product, shuffle
+from sparseallreduce.linear.kernels.dual import add, add_scaled, fetch_row, product, scale_at, shuffle
 from sparseallreduce.streams.kernels.compilation import inlined, kernel
 
 __all__ = ["EPSILON_INSENSITIVE", "SQUARED_EPSILON_INSENSITIVE", "ascend_errors", "certify_errors", "conjugates_of_errors"]
@@ -125,7 +125,7 @@ def ascend_errors(
             else:
                 add(indices, values, frame, begin, end, factor, weights)
             if intercept >= 0:
-                weights[intercept] += factor * scales[intercept] if scales.size else factor
+                weights[intercept] += factor * scale_at(scales, np.uint64(intercept)) if scales.size else factor
     limits[0] = largest if largest > 0 else math.inf
     limits[1] = -limits[0]
     return kept, gap

@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike
 from sparseallreduce.linear.kernels import dual, dual_classes, feature_numbers, magnitudes, truncated_newton, weight_changes
 from sparseallreduce.streams.kernels.compilation import compiled_entry
 
-__all__ = ["warm_up", "warm_up_classes", "warm_up_truncated_newton"]
+__all__ = ["warm_up", "warm_up_classes", "warm_up_gathering", "warm_up_truncated_newton"]
 
 
 def warm_up(index_dtype: DTypeLike, value_dtype: DTypeLike, place_dtype: DTypeLike, sum_dtype: DTypeLike | None) -> None:
@@ -44,13 +44,19 @@ def warm_up(index_dtype: DTypeLike, value_dtype: DTypeLike, place_dtype: DTypeLi
         compiled_entry(feature_numbers.common, (index[::1], uint64, int64, int64, places))
         compiled_entry(dual.shared_norms, (*rows[:4], float64, whole, float64))
         compiled_entry(weight_changes.change, (float64, float64, float64, whole, summed[::1]))
-        compiled_entry(weight_changes.settle, (summed[::1], types.float64, places, float64, float64, float64))
+        compiled_entry(weight_changes.settle, (_fixed(summed), types.float64, places, float64, float64, float64))
         compiled_entry(weight_changes.step_back, (float64, float64, types.float64))
-        compiled_entry(weight_changes.occurring, (_fixed(whole), _fixed(place), int64, types.boolean[::1]))
-        compiled_entry(weight_changes.take_rows, (_fixed(whole), _fixed(index), _fixed(value), int64, index[::1], value[::1]))
-        compiled_entry(weight_changes.assign, (index[::1], places, index[::1], float64, float64))
         compiled_entry(weight_changes.along, (float64, float64))
-        compiled_entry(weight_changes.slope_and_square, (float64, summed[::1]))
+        compiled_entry(weight_changes.slope_and_square, (float64, _fixed(summed)))
+
+
+def warm_up_gathering(index_dtype: DTypeLike, value_dtype: DTypeLike, place_dtype: DTypeLike) -> None:
+    """Compile or load the loops that hand samples over to the first rank, as :func:`warm_up` does."""
+    index, value, place = (numba.from_dtype(np.dtype(dtype)) for dtype in (index_dtype, value_dtype, place_dtype))
+    int64, float64 = types.int64[::1], types.float64[::1]
+    compiled_entry(weight_changes.occurring, (_fixed(types.int64), _fixed(place), int64, types.boolean[::1]))
+    compiled_entry(weight_changes.take_rows, (_fixed(types.int64), _fixed(index), _fixed(value), int64, index[::1], value[::1]))
+    compiled_entry(weight_changes.assign, (index[::1], place[::1], index[::1], float64, float64))
 
 
 def warm_up_classes(place_dtype: DTypeLike, value_dtype: DTypeLike) -> None:

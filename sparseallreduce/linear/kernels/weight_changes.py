@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sparseallreduce.linear.kernels.dual import scale_at
 from sparseallreduce.streams.kernels.compilation import kernel
 
 __all__ = ["along", "assign", "change", "occurring", "settle", "slope_and_square", "squared_length", "step_back", "take_rows"]
@@ -19,11 +20,12 @@ def change(weights: Array, before: Array, scales: Array, width: int, out: Array)
     """Write the changes of the shared weights, divided by their scales; return the sum of their squares, each times its scale."""
     counted = 0.0
     for place in range(out.size // width):
-        inverse = 1.0 / scales[place]
+        scale = scale_at(scales, np.uint64(place))
+        inverse = 1.0 / scale
         for i in range(place * width, place * width + width):
             step = inverse * (weights[i] - before[i])
             out[i] = step
-            counted += scales[place] * step * step
+            counted += scale * step * step
     return counted
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.kernels import weight_changes
 from sparseallreduce.linear.kernels.dual import HINGE, SQUARED_HINGE
+from sparseallreduce.linear.kernels.dual_warming import warm_up_gathering
 from sparseallreduce.linear.solvers.exchange import Exchange
 from sparseallreduce.linear.solvers.local import LocalProblem
 from sparseallreduce.runtime.objects import agreed, broadcast_arrays, gather, gather_on_first
@@ -73,7 +74,7 @@ class Gathered:
     def __init__(self, dataset: Dataset, local: LocalProblem, exchange: Exchange, comm: Any) -> None:
         self._dataset, self._local, self._exchange, self._comm = dataset, local, exchange, comm
         entries = gather(comm, local.entries)
-        self._all, self._room = sum(entries), _LARGEST * max(entries)
+        self.entries, self._room = sum(entries), _LARGEST * max(entries)  # non-zeros of all ranks
         self._received: dict[str, Array] | None = None  # the first rank's last changes, until all ranks have applied them
         self.forget()
 
@@ -95,7 +96,7 @@ class Gathered:
     def is_due(self, entries: int, rounds: int) -> bool:
         """Return True if the active samples of all ranks have few enough non-zeros to be gathered after this many rounds."""
         early, late = _SHARE.get(self._local.loss, (0.0, 0.0))
-        return self.has_room(entries) and 0 < entries <= (early if rounds < _FIRST_ROUNDS else late) * self._all
+        return self.has_room(entries) and 0 < entries <= (early if rounds < _FIRST_ROUNDS else late) * self.entries
 
     def has_room(self, entries: int) -> bool:
         """Return True if this many non-zeros fit the memory of one rank."""
@@ -115,7 +116,7 @@ class Gathered:
             again = self.begun and sum(needed) <= self._room
             self.forget()
             return self.collect() if again else 0
-        part, (features, weights) = agreed(comm, lambda: (self._taken(new), local.weights_of(new)))
+        part, (features, weights) = agreed(comm, lambda: self._handed(new))
         sizes = gather(comm, len(features))
         arrays = [*part._replace(factors=part.factors.reshape(-1)), features, weights, rows + self._dataset.first_sample]
         lengths = [counts, counts, [3 * count for count in counts], entries, entries, sizes, sizes, active]
@@ -151,6 +152,12 @@ class Gathered:
             received = self._received
             agreed(self._comm, lambda: self._learn(**received))
             self._received = None
+
+    def _handed(self, rows: Array) -> tuple[_Samples, tuple[Array, Array]]:
+        """Return some of this rank's samples, and their features with the weights of these."""
+        dataset = self._dataset
+        warm_up_gathering(dataset.indices.dtype, dataset.values.dtype, self._local.numbering.indices.dtype)
+        return self._taken(rows), self._local.weights_of(rows)
 
     def _taken(self, rows: Array) -> _Samples:
         """Return some of this rank's samples."""

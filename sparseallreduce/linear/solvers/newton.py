@@ -16,6 +16,7 @@ from sparseallreduce.linear.data.dataset import Dataset, read_only
 from sparseallreduce.linear.kernels import newton as kernels
 from sparseallreduce.linear.models import Huber, LinearModel, Logistic, Poisson, Squared, SquaredEpsilonInsensitive, SquaredHinge
 from sparseallreduce.linear.multiclass import Multinomial
+from sparseallreduce.linear.solvers.barrier import Barrier, has_kink
 from sparseallreduce.linear.solvers.cocoa import PHASES, Round
 from sparseallreduce.linear.solvers.curvature import DENSE, add_curvature
 from sparseallreduce.linear.solvers.frames import frame_of_few
@@ -35,6 +36,7 @@ Array = NDArray[Any]
 # Largest number of weights (of all scores, or per score of a softmax) for which second derivatives are worth their memory and time. The
 # limit is higher for dense rows, for which dual ascent takes hundreds of passes and products of dense blocks are fast.
 _MOST_WEIGHTS, _MOST_OF_DENSE = 400, 1200
+_MOST_OF_KINKS = 100  # of a loss with a kink, which takes some 30 iterations
 
 _KNOWN = (Logistic, SquaredHinge, Squared, Huber, Poisson, Multinomial, SquaredEpsilonInsensitive)
 _HALVINGS = 40  # largest number of halvings of a step that does not reduce the objective enough
@@ -46,7 +48,7 @@ _FINER, _FINER_BY_PRODUCTS = 1e-4, 0.1
 
 def has_curvature(model: LinearModel) -> bool:
     """Return True if Newton's method knows the second derivative of the model's loss."""
-    return type(model) in _KNOWN
+    return type(model) in _KNOWN or has_kink(model)
 
 
 def has_few_weights(model: LinearModel, features: int, density: float) -> bool:
@@ -61,7 +63,7 @@ def has_few_weights(model: LinearModel, features: int, density: float) -> bool:
     density : float
         Fraction of the values that are not zero.
     """
-    most = _MOST_OF_DENSE if density >= DENSE else _MOST_WEIGHTS
+    most = _MOST_OF_KINKS if has_kink(model) else _MOST_OF_DENSE if density >= DENSE else _MOST_WEIGHTS
     return features + 1 <= most // (1 if isinstance(model, Multinomial) else model.columns or 1)
 
 
@@ -70,6 +72,7 @@ class Newton:
 
     It minimises ``l2 / 2 * |w|^2 + mean loss``, where sample weights multiply the losses; the intercept is not penalised. An
     iteration solves for the step that minimises the second-order expansion of the objective, and halves it until the objective decreases.
+    A loss with a kink is smoothed by a barrier that is lowered on the way (:mod:`~sparseallreduce.linear.solvers.barrier`).
     The number of iterations, 5 to 10, does not depend on the number of ranks, which exchange sums of first and second derivatives.
     The interface is that of :class:`~sparseallreduce.linear.solvers.CoCoA`, also for all scores of a :class:`Multinomial` model together.
     Creating a solver is collective.
@@ -143,18 +146,27 @@ class Newton:
         self._place = dataset.features if self.intercept else -1
         self._size = dataset.features + self.intercept
         self._shares = (np.ones(dataset.rows) if dataset.weights is None else dataset.weights) / dataset.total_samples
-        self._loss = _Smooth(self.model)
         self._softmax: SoftmaxSteps | None = None
         if isinstance(self.model, Multinomial) and self._size * self._columns > _MOST_WEIGHTS:
             self._softmax = SoftmaxSteps(self._rows, self._place, self._shares, self._size, self.l2, self.comm)
         self._weights = np.zeros((self._size, self._columns))
         self._scores = np.zeros((dataset.rows, self._columns))
+        self._begin()
+
+    def _begin(self) -> None:
+        """Smooth a loss with a kink at the present weights; collective."""
+        self._barrier: Barrier | None = None
+        self._loss: _Smooth | Barrier = _Smooth(self.model)
+        if has_kink(self.model):
+            shares = sum(told(self.comm, lambda: float(self._shares.sum())))
+            self._loss = self._barrier = Barrier(self.model, self._true_loss(), shares)
 
     def penalise(self, l2: float) -> None:
         """Change the penalty, and continue from the present weights."""
         self.l2, self.history, self.converged, self.best_state = l2, [], False, None
         if self._softmax is not None:
             self._softmax.penalise(l2)
+        self._begin()
 
     @collective("fit")
     def fit(self) -> Array:
@@ -255,11 +267,26 @@ class Newton:
         step = self._solved(slope, sums) if self._softmax is None else self._solved_by_products(slope)
         decrement = max(0.0, -float((slope * step).sum()))
         gap = decrement / 2
+        if self._barrier is not None:
+            return self._step_in_barrier(self._barrier, step.T, primal, decrement, self._true_loss() + penalty)
         finer = _FINER if self._softmax is None else _FINER_BY_PRODUCTS
         self.converged = gap <= max(self.tolerance * primal, self.enough) * finer
         falls = self._searched(step.T, primal, decrement)
         self.best_state, self.converged = self._weights.copy(), self.converged or not falls
         return primal, gap
+
+    def _step_in_barrier(self, barrier: Barrier, step: Array, value: float, decrement: float, primal: float) -> tuple[float, float]:
+        """Take a step, and lower the barrier where that is near enough to what it allows; as :meth:`_step`."""
+        gap = decrement / 2 + barrier.excess
+        self.converged = gap <= max(self.tolerance * primal, self.enough) or barrier.is_spent
+        falls = self._searched(step, value, decrement)
+        self.best_state = self._weights.copy()
+        barrier.lower(decrement / 2 if falls else 0.0)
+        return primal, gap
+
+    def _true_loss(self) -> float:
+        """Return the mean loss of all ranks' samples; collective."""
+        return sum(told(self.comm, lambda: _Smooth(self.model).total(self._squeezed(self._scores), self.dataset.labels, self._shares)))
 
     def _solved_by_products(self, slope: Array) -> Array:
         assert self._softmax is not None
