@@ -381,8 +381,9 @@ class CoCoA:
 
     def _parts(self) -> int:
         """Return the number of parts of the next pass, the same on every rank."""
-        worth = (self._nonzeros or self._gathered.entries) // (self.comm.size * _ENTRIES * max(1, self._exchange.shared_features))
-        return max(1, min(_PARTS, max(_FEWEST, worth), self._active // (self.comm.size * _PART)))
+        ranks, entries = int(self.comm.size), self._nonzeros or self._gathered.entries
+        worth = entries // (ranks * _ENTRIES * max(1, self._exchange.shared_features))
+        return max(1, min(_PARTS, max(_FEWEST, worth), self._active // (ranks * _PART)))
 
     def _ascended(self, part: int, parts: int) -> float:
         """Process a part of a pass, or several passes; return the sum of the samples' gaps before their visits."""

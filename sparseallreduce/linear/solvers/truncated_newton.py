@@ -38,6 +38,7 @@ _EXTRA = 6  # room for numbers that are summed with vectors
 # Norm to which the residual of a step is reduced, as a fraction: at first; at last; and the factor after a step of little progress.
 _INNER, _INNERMOST, _FINER = 0.1, 1e-7, 0.1
 _LITTLE = 0.5  # a step that leaves more than this fraction of the gap makes little progress
+_STILL = 0.01  # a step that reduces the objective by less than this fraction leaves it as it is
 _DIAGONAL = 0.01  # fraction of the Hessian's diagonal in the preconditioner; the rest is the identity (Hsia et al. 2018)
 _ENOUGH, _GOOD = 0.5, 0.1  # fraction of the slope that a full step may leave, and to which the line search reduces it otherwise
 _SEARCHES = 50  # largest number of points of the line search
@@ -296,8 +297,10 @@ class TruncatedNewton:
                 self._accept(self._tried(None, 0.0, clock))
             if not self._is_done():
                 before = self._objective - self._dual
-                self._move(self._solved(clock), clock)
-                if self._objective - self._dual > _LITTLE * before:
+                value, share = self._objective, self._move(self._solved(clock), clock)
+                # Where the line search cuts a step, or the objective still falls, it is no use to solve for steps better.
+                is_settled = share >= _LITTLE and value - self._objective <= _STILL * value
+                if is_settled and self._objective - self._dual > _LITTLE * before:
                     self._inner = max(_INNERMOST, _FINER * self._inner)
         self.best_state = self.state()
         self.converged = self.converged or self._is_done()
@@ -374,21 +377,24 @@ class TruncatedNewton:
             direction += scaled
         return _Step(step, products)
 
-    def _move(self, step: _Step, clock: Clock) -> None:
-        """Apply the step, or the part of it that the line search finds, if the objective decreases."""
-        trial = self._tried(step, 1.0, clock)
+    def _move(self, step: _Step, clock: Clock) -> float:
+        """Apply the step, or the part of it that the line search finds, if the objective decreases; return that part."""
+        share = 1.0
+        trial = self._tried(step, share, clock)
         rounding = _ROUNDING * abs(self._objective)
         if not -trial.first_slope > rounding:  # twice the expected reduction
             self.converged = True
-            return
+            return share
         if not (abs(trial.slope) <= _ENOUGH * -trial.first_slope and trial.objective <= self._objective):
-            trial = self._tried(step, self._searched(step, trial), clock)
+            share = self._searched(step, trial)
+            trial = self._tried(step, share, clock)
         if trial.objective <= self._objective:
             self._accept(trial)
         else:
             self.converged = self._objective - trial.objective >= -rounding
             if not self.converged:
                 raise DivergenceError("an objective is no longer a finite number: scale the values down, or raise l2")
+        return share
 
     def _searched(self, step: _Step, trial: _Trial) -> float:
         """Return the length at which the slope along the step is nearly zero. Collective."""
