@@ -1,1 +1,1 @@
-"""Sparse streams: the value that every algorithm passes around, and all that is done to one in memory."""
+"""Sparse streams, the data type of every algorithm, and all local operations on them."""

@@ -1,6 +1,6 @@
 """The dtypes that the values of a stream may have.
 
-bfloat16 is that of ml_dtypes, which NumPy itself does not know: without that package there are no streams of it.
+bfloat16 is provided by ml_dtypes; without that package it is not supported.
 """
 
 from __future__ import annotations
@@ -22,24 +22,26 @@ __all__ = ["BFLOAT16", "DTYPES", "HALVES", "NAMES", "as_dtype", "epsilon", "is_f
 BFLOAT16: np.dtype[Any] | None = None if bfloat16 is None else np.dtype(bfloat16)
 _PRESENT = () if BFLOAT16 is None else (BFLOAT16,)
 
-# Messages name a dtype by its position here. That of bfloat16 is the last, so that the others have theirs with and without ml_dtypes:
-# whoever appends another keeps its place, 7, for it.
+# Messages identify a dtype by its position here. bfloat16 is the last, so that the positions of the others do not depend on ml_dtypes.
+# A new dtype must leave position 7 to it.
 DTYPES: tuple[np.dtype[Any], ...] = (
     *(np.dtype(name) for name in ("float32", "float64", "float16", "int32", "int64", "complex64", "complex128")),
     *_PRESENT,
 )
 NAMES = ", ".join(dtype.name for dtype in DTYPES)
-HALVES = (np.dtype(np.float16), *_PRESENT)  # floats of two bytes, of which compiled code only copies the bits
+HALVES = (np.dtype(np.float16), *_PRESENT)  # two-byte floats, which compiled code only copies
 
 
 def is_supported(dtype: np.dtype[Any]) -> bool:
-    """Whether a stream may have values of this dtype."""
+    """Return True if a stream may have values of this dtype."""
     return dtype in DTYPES
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:
-    """Whether these are real floating-point numbers; NumPy takes bfloat16 for a type without a kind.
+    """Return True for real floating-point dtypes, including bfloat16, which NumPy does not classify as one.
 
+    Examples
+    --------
     >>> is_float(np.dtype("float16")), is_float(np.dtype("complex64"))
     (True, False)
     """
@@ -47,8 +49,10 @@ def is_float(dtype: np.dtype[Any]) -> bool:
 
 
 def epsilon(dtype: DTypeLike) -> float:
-    """The distance from 1 to the next larger number of a floating-point dtype, or of the parts of a complex one.
+    """Return the distance from 1 to the next larger number of a floating-point dtype, or of the parts of a complex one.
 
+    Examples
+    --------
     >>> epsilon("float32") == 2**-23
     True
     """
@@ -57,8 +61,10 @@ def epsilon(dtype: DTypeLike) -> float:
 
 
 def smallest_normal(dtype: DTypeLike) -> float:
-    """The smallest positive number of a floating-point dtype, or of the parts of a complex one, that has all its digits.
+    """Return the smallest positive normal number of a floating-point dtype, or of the parts of a complex one.
 
+    Examples
+    --------
     >>> smallest_normal("float32") == 2**-126
     True
     """
@@ -67,12 +73,12 @@ def smallest_normal(dtype: DTypeLike) -> float:
 
 
 def as_dtype(dtype: DTypeLike) -> np.dtype[Any]:
-    """The dtype in the native byte order.
+    """Return a supported dtype in the native byte order.
 
     Raises
     ------
     StreamTypeError
-        If streams do not carry it.
+        If streams do not support it.
     """
     try:
         wanted = np.dtype(dtype).newbyteorder("=")

@@ -1,6 +1,7 @@
-"""Arrays on memory that is kept for the next one of about that size: the system clears fresh pages, which costs more than a merge.
+"""Allocate arrays from a pool of reusable blocks, because the system clears fresh pages, which costs more than a merge.
 
-Four ranks that add streams of 170,000 entries spent half of their time in page faults, since the C library gives large blocks back.
+Four ranks that add streams of 170,000 entries spent half of their time in page faults, since the C library returns large blocks to the
+system.
 """
 
 from __future__ import annotations
@@ -19,24 +20,24 @@ from sparseallreduce.finalizer import Finalizer
 __all__ = ["FRESH", "INSTALLED", "copy", "empty", "full", "idle_bytes"]
 
 SMALLEST = 1 << 17  # bytes; the C library keeps shorter blocks itself
-# Bytes up to which zeros come from the system: it clears pages as they are used, in the cache of this core, where a block used before
-# may lie in that of a core which has read it. At 4 MiB and P = 2 that takes 0.63 ms instead of 0.81, at 64 MiB longer.
+# Up to this size in bytes, zeroed memory comes from the system: it clears pages as they are touched, in the cache of this core, whereas a
+# reused block may be in the cache of another core. At 4 MiB and P = 2 that takes 0.63 ms instead of 0.81; at 64 MiB it is slower.
 FRESH = 1 << 23
 # Bytes of the machine, where the system tells.
 INSTALLED = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if "SC_PHYS_PAGES" in os.sysconf_names else 1 << 47
-IDLE_LIMIT = 1 << 28  # bytes that may wait to be used again: of blocks of one size, and of all when the next is allocated
+IDLE_LIMIT = 1 << 28  # limit of idle bytes: of blocks of one size, and of all blocks when the next is allocated
 
 
 class _Pool:
-    """Blocks that wait to be used again, by their size."""
+    """Idle blocks that can be reused, by their size."""
 
     def __init__(self) -> None:
         self.idle: dict[int, deque[NDArray[np.uint8]]] = {}
 
     def take(self, size: int) -> NDArray[np.uint8]:
-        """A block, which is idle again when all arrays on it are gone."""
+        """Return a block, which becomes idle again when all arrays on it are gone."""
         idle = self.idle.get(size)
-        if idle is None:  # of which those that came first are dropped for others
+        if idle is None:  # when full, it drops the oldest block
             idle = self.idle.setdefault(size, deque(maxlen=IDLE_LIMIT // size))
         try:
             block = idle.pop()
@@ -51,7 +52,7 @@ class _Pool:
         return sum(size * len(idle) for size, idle in tuple(self.idle.items()))
 
     def _trim(self) -> None:
-        """Drop what is above the limit; blocks come back by themselves, each size up to that."""
+        """Drop idle blocks above the limit; blocks that become idle later may exceed it again, up to the limit for each size."""
         above = self.idle_bytes() - IDLE_LIMIT
         for size, idle in sorted(self.idle.items(), reverse=True) if above > 0 else ():
             with suppress(IndexError):  # another thread may take the last
@@ -64,10 +65,12 @@ _pool = _Pool()
 
 
 def empty(shape: int | tuple[int, ...], dtype: DTypeLike, xp: Any = np) -> NDArray[Any]:
-    """As ``numpy.empty``; the memory comes back when the array and all views of it are gone.
+    """Return an uninitialised array like ``numpy.empty``; its memory is reused when the array and all views of it are gone.
 
-    Of another array module, whose arrays lie on a device, it is what that has: CuPy keeps memory itself.
+    For another array module, such as CuPy, which manages memory itself, this is the module's own ``empty``.
 
+    Examples
+    --------
     >>> empty((2, 3), "float32").shape
     (2, 3)
     """
@@ -84,8 +87,10 @@ def empty(shape: int | tuple[int, ...], dtype: DTypeLike, xp: Any = np) -> NDArr
 
 
 def full(shape: int | tuple[int, ...], value: Any, xp: Any = np) -> NDArray[Any]:
-    """As ``numpy.full``, of the dtype of ``value``.
+    """Return an array filled with ``value``, of its dtype, like ``numpy.full``.
 
+    Examples
+    --------
     >>> full(2, np.float32(1))
     array([1., 1.], dtype=float32)
     """
@@ -99,8 +104,10 @@ def full(shape: int | tuple[int, ...], value: Any, xp: Any = np) -> NDArray[Any]
 
 
 def copy(array: NDArray[Any]) -> NDArray[Any]:
-    """As ``array.copy()``.
+    """Return a copy of an array, from the pool if it is large.
 
+    Examples
+    --------
     >>> copy(full(2, np.float32(1)))
     array([1., 1.], dtype=float32)
     """
@@ -112,5 +119,5 @@ def copy(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def idle_bytes() -> int:
-    """Bytes of the blocks that wait to be used again."""
+    """Return the total size of idle blocks in bytes."""
     return _pool.idle_bytes()

@@ -1,4 +1,4 @@
-"""The reduction of a stream with one that arrives in pieces: what has come is added while the rest is on its way."""
+"""Reduce a stream with one that arrives in pieces: what has arrived is added while the rest is in transit."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["Arriving", "Merging"]
 
-_LEAST = 4096  # entries that have come since the last time, before it pays to go on
+_LEAST = 4096  # new entries needed before another step is worthwhile
 
 
 class Arriving(Protocol):
-    """What is known of a stream that arrives."""
+    """The interface of a stream that is being received."""
 
-    arrived: int  # entries that are here: the first ones
-    stored: int  # of how many
+    arrived: int  # number of leading entries received so far
+    stored: int  # total number of entries
 
     @property
     def masked(self) -> bool:
-        """Whether it is dense, with a mask of what is present, which :meth:`prefix` leaves out."""
+        """True if it is dense with a mask of the present positions, which :meth:`prefix` omits."""
 
     def prefix(self) -> tuple[NDArray[Any] | None, NDArray[Any]]:
-        """Their indices, None if the stream is dense, and their values."""
+        """Return the indices received so far, None for a dense stream, and the values."""
 
 
 class Merging:
     """The reduction of ``mine`` with a stream on the same range that arrives from another rank.
 
-    The result is that of :meth:`~sparseallreduce.streams.reduction.Reduction.pair` to the bit, however it arrives.
+    The result is bitwise identical to that of :meth:`~sparseallreduce.streams.reduction.Reduction.pair`, however it arrives.
 
     Parameters
     ----------
@@ -49,23 +49,23 @@ class Merging:
         self._begun = False
 
     def advance(self, theirs: Arriving) -> None:
-        """Reduce what has arrived of a stream, if it is enough to pay."""
+        """Reduce what has arrived of a stream, if that is enough to be worthwhile."""
         if not self._begun and theirs.arrived < theirs.stored:
             self._begun, self._sum = True, self._begin(theirs)
         if self._sum is not None and theirs.arrived - self._sum.done >= _LEAST:
             self._sum.advance(*theirs.prefix())
 
     def finish(self, theirs: SparseStream) -> SparseStream:
-        """The reduction, now that all is here."""
+        """Return the reduction, once everything has arrived."""
         if self._sum is None:
             return self._reduction.pair(self._mine, theirs) if self._first else self._reduction.pair(theirs, self._mine)
         return self._sum.finish(theirs)
 
     def _begin(self, theirs: Arriving) -> _SparseSum | _DenseSum | None:
-        """None where both would have to be here in whole."""
+        """Return the incremental sum, or None if the reduction needs both streams as a whole."""
         mine, reduction = self._mine, self._reduction
         indices, _ = theirs.prefix()
-        if mine.on_device:  # what arrives comes to the host, and is moved once all is there
+        if mine.on_device:  # messages are received on the host, and copied to the device as a whole
             return None
         if indices is None or not theirs.stored or not mine.stored:
             return None
@@ -77,7 +77,7 @@ class Merging:
 
 
 class _SparseSum:
-    """Of two sparse streams, by merging."""
+    """The incremental sum of two sparse streams, by merging."""
 
     def __init__(self, reduction: Reduction, mine: SparseStream, first: bool, stored: int) -> None:
         self._op, self._mine, self._first, self._density = reduction.op, mine, first, reduction.switch_density
@@ -102,7 +102,7 @@ class _SparseSum:
         return SparseStream._sparse_form(indices, values, mine.size, mine.lo, mine.hi, self._density)
 
     def _merge(self, end: int, indices: NDArray[Any], values: NDArray[Any]) -> None:
-        """Merge our entries up to ``end`` with theirs that have come."""
+        """Merge this rank's entries up to ``end`` with the received entries."""
         our_indices, our_values = self._mine._entries()
         ours = our_indices[self._taken : end], our_values[self._taken : end]
         theirs = indices[self.done :], values[self.done :]
@@ -119,7 +119,7 @@ class _SparseSum:
 
 
 class _DenseSum:
-    """Of a dense stream, which is first or the only dense one, and a sparse one."""
+    """The incremental sum of a dense stream, which is the first operand or the only dense one, and a sparse one."""
 
     def __init__(self, reduction: Reduction, target: SparseStream) -> None:
         self._op, self._target = reduction.op, target

@@ -1,6 +1,6 @@
 """The binary operators of a reduction: associative, commutative, with a neutral element (thesis section 3.1.2).
 
-A position that a stream does not hold has the neutral element of the operator as its value, so that it never has to be sent.
+An absent position of a stream has the neutral element of the operator as its value, which therefore never has to be sent.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def _lowest(dtype: np.dtype[Any]) -> Any:
 
 
 _MEAN = "mean"
-_ORDERED = ("min", "max")  # which complex numbers do not have
-_KNOWN: dict[str, tuple[np.ufunc, Any]] = {  # what the names stand for that are ours
+_ORDERED = ("min", "max")  # not defined for complex numbers
+_KNOWN: dict[str, tuple[np.ufunc, Any]] = {  # the library's own operators
     "sum": (np.add, 0),
     "prod": (np.multiply, 1),
     "min": (np.minimum, _highest),
@@ -46,17 +46,17 @@ class Operator:
     Parameters
     ----------
     name : str
-        How ranks name it to each other: operators of the same name must be the same operator. "sum", "prod", "min", "max" and "mean"
-        are those of the library.
+        Name that identifies the operator to other ranks: operators of the same name must be the same operator. "sum", "prod", "min", "max"
+        and "mean" are reserved for those of the library.
     ufunc : numpy.ufunc or callable
-        Called as ``ufunc(a, b, out=c)`` on arrays of one dtype and shape.
+        Called as ``ufunc(a, b, out=c)`` with arrays of one dtype and shape.
     neutral : scalar or callable
-        The value e with ``ufunc(e, x) == x``; a callable gets the dtype and returns it.
+        The value e with ``ufunc(e, x) == x``, or a callable that takes the dtype and returns it.
 
     Raises
     ------
     AlgorithmError
-        If the name is one of the library's, and the function or the neutral element another than theirs.
+        If the name is one of the library's, with a different function or neutral element.
 
     Examples
     --------
@@ -82,26 +82,23 @@ class Operator:
                 )
 
     def neutral_of(self, dtype: DTypeLike) -> Any:
-        """The neutral element as a NumPy scalar of ``dtype``."""
+        """Return the neutral element as a NumPy scalar of ``dtype``."""
         dtype = np.dtype(dtype)
         value = self.neutral(dtype) if callable(self.neutral) else self.neutral
         return dtype.type(value)
 
     @cached_property
     def is_sum(self) -> bool:
-        """Whether it adds up, with zero for what is absent, so that absent positions need no record of their own; also of the mean."""
+        """True if it is an addition with neutral element 0, as for "sum" and "mean", so that absent positions need no mask."""
         return self.ufunc is np.add and _is_number(self.neutral) and bool(self.neutral == 0)
 
     @property
     def is_mean(self) -> bool:
-        """Whether the sum is to be divided by the number of ranks."""
+        """True if the sum is to be divided by the number of ranks."""
         return self.name == _MEAN
 
     def term(self, dtype: np.dtype[Any]) -> str:
-        """How ranks tell each other of it, for streams of a dtype.
-
-        >>> SUM.term(np.dtype("int32")), Operator("bor", np.bitwise_or, 0).term(np.dtype("int32"))
-        ('sum', 'bor (bitwise_or, neutral element 0)')
+        """Return the text by which ranks compare their operators, for streams of a dtype.
 
         Raises
         ------
@@ -109,6 +106,11 @@ class Operator:
             For the mean of integers, and the minimum and maximum of complex numbers.
         AlgorithmError
             If there is no neutral element of this dtype.
+
+        Examples
+        --------
+        >>> SUM.term(np.dtype("int32")), Operator("bor", np.bitwise_or, 0).term(np.dtype("int32"))
+        ('sum', 'bor (bitwise_or, neutral element 0)')
         """
         if dtype.kind == "c" and self.name in _ORDERED:
             raise StreamTypeError(f"{dtype} values have no order, and so no {self.name}: reduce their magnitudes")
@@ -129,16 +131,16 @@ def _is_number(value: Any) -> bool:
 
 
 SUM, PROD, MIN, MAX, MEAN = (Operator(name, *known) for name, known in _KNOWN.items())
-OPERATORS = {operator.name: operator for operator in (SUM, PROD, MIN, MAX)}  # those that MPI has, too
+OPERATORS = {operator.name: operator for operator in (SUM, PROD, MIN, MAX)}  # those that MPI has as well
 
 
 def as_operator(op: str | Operator | Any) -> Operator:
-    """The operator that ``op`` names.
+    """Return the operator that ``op`` names.
 
     Parameters
     ----------
     op : str, Operator or mpi4py.MPI.Op
-        ``"sum"``, ``"prod"``, ``"min"``, ``"max"``, the MPI operator of the same name, ``"mean"``, or an :class:`Operator`.
+        ``"sum"``, ``"prod"``, ``"min"``, ``"max"``, ``"mean"``, MPI.SUM, MPI.PROD, MPI.MIN, MPI.MAX, or an :class:`Operator`.
 
     Raises
     ------
@@ -151,7 +153,7 @@ def as_operator(op: str | Operator | Any) -> Operator:
         return OPERATORS[op]
     if isinstance(op, str) and op == _MEAN:
         return MEAN
-    mpi = sys.modules.get("mpi4py.MPI")  # there if op is one of its operators, which do not know their names
+    mpi = sys.modules.get("mpi4py.MPI")  # loaded if op is an MPI operator; these do not know their names
     for name, operator in OPERATORS.items():
         if mpi is not None and isinstance(op, mpi.Op) and op == getattr(mpi, name.upper()):
             return operator

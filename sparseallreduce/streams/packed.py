@@ -1,7 +1,7 @@
-"""Streams as they travel with what the ranks tell each other, and their reduction where they lie: a row of bytes from each rank.
+"""Pack short streams without headers, and reduce packed streams in place, one in a row of bytes for each rank.
 
-No header goes before them: dtype, width and size are those of our own stream, and the counts come with what else is told. Two streams
-of a hundred entries were unpacked and reduced in 18 microseconds through objects and arrays of their own, and are in 10 by one kernel.
+Dtype, width and size are those of this rank's stream, and the numbers of entries are sent with the records of the agreement. Two streams of
+a hundred entries took 18 microseconds to unpack and reduce as separate objects, and take 10 in one kernel.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from sparseallreduce.streams.stream import SparseStream, index_dtype
 __all__ = ["ALIGNMENT", "Layout", "Rows", "aligned", "pack", "pack_into", "packed_bytes", "put"]
 
 ALIGNMENT = 16  # bytes, of the longest index or value
-# Bytes of an array that are written past the caches: of more, what is written first has left them before another rank reads it. The sum
-# of two streams of 8 MiB by two ranks with a core each takes 0.7 of the time for it, one of 2 MiB 1.15 times as long.
+# Arrays of at least this many bytes are written past the caches, since the beginning of a longer one has left them before another rank
+# reads it. The sum of two streams of 8 MiB on two ranks with a core each takes 0.7 of the time this way, one of 2 MiB 1.15 times as long.
 _LARGE = 3 << 19
-_NOT_CAST = "cV"  # complex numbers and bfloat16, which a memoryview does not take for bytes
-_SAMPLES = 4  # entries that tell whether a sum of short streams has a chance to stay sparse
+_NOT_CAST = "cV"  # complex numbers and bfloat16, which memoryview cannot cast to bytes
+_SAMPLES = 4  # sampled entries that show whether a sum of short streams may stay sparse
 
 
 class Layout(NamedTuple):
-    """What streams have in common that are reduced together."""
+    """The properties shared by streams that are reduced together."""
 
     size: int
     shape: tuple[int, ...]  # of the dense form
@@ -41,7 +41,7 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, stream: SparseStream, reduction: Reduction) -> Layout:
-        """The kind of ``stream``, and of all that are reduced with it."""
+        """Return the layout of ``stream`` and of all streams reduced with it."""
         stored, size = stream._stored, stream.size
         plain = stored.ndim == 1 and reduction.op.is_sum
         compiled = plain and stored.dtype not in HALVES
@@ -49,7 +49,7 @@ class Layout(NamedTuple):
 
 
 class Rows:
-    """A row of bytes for each rank, with a packed stream behind the first ``start`` of them.
+    """A row of bytes for each rank, with a packed stream after the first ``start`` bytes.
 
     Parameters
     ----------
@@ -57,9 +57,9 @@ class Rows:
     start : int
         A multiple of 16.
     room : int
-        Bytes that a packed stream may take.
+        Largest packed stream, in bytes.
     memory : ndarray of uint8, shape (ranks, length), optional
-        Where the rows lie, if they are not to have memory of their own; ``length`` is a multiple of 16.
+        Memory of the rows, by default newly allocated; ``length`` is a multiple of 16.
     """
 
     def __init__(self, ranks: int, start: int, room: int, memory: NDArray[np.uint8] | None = None) -> None:
@@ -71,16 +71,16 @@ class Rows:
 
     @classmethod
     def of(cls, messages: Sequence[bytes]) -> Rows:
-        """Rows that hold these packed streams."""
+        """Return rows that hold these packed streams."""
         rows = cls(len(messages), 0, max(map(len, messages)))
         for row, message in zip(rows.bytes, messages, strict=True):
             row[: len(message)] = np.frombuffer(message, np.uint8)
         return rows
 
     def reduced(self, entries: Sequence[int], lengths: Sequence[int], layout: Layout, reduction: Reduction) -> SparseStream:
-        """The reduction of all rows, as a user takes it: of streams of this kind with so many entries in so many bytes.
+        """Return the reduction of all rows in its public form, given the number of entries and the size in bytes of each.
 
-        Their order is that of the ranks, so that all ranks get the same bits.
+        Rows are reduced in the order of ranks, so that the result is bitwise identical on all ranks.
         """
         if not layout.plain:
             streams = [self._stream(*row, layout, reduction) for row in zip(self.bytes, entries, lengths, strict=True)]
@@ -95,16 +95,16 @@ class Rows:
         return self.summed(counts, total, any_dense, layout, reduction)
 
     def summed(self, counts: NDArray[np.int64], total: int, any_dense: bool, layout: Layout, reduction: Reduction) -> SparseStream:
-        """The sum of all rows, of streams of a plain layout.
+        """Return the sum of all rows, for a plain layout.
 
         Parameters
         ----------
         counts : ndarray of int64, shape (ranks,)
             Entries in each row, or -1 for a dense vector.
         total : int
-            The sum of those that are not.
+            Sum of the entries of the sparse rows.
         any_dense : bool
-            Whether any is.
+            Whether any row is dense.
         layout : Layout
         reduction : Reduction
         """
@@ -131,7 +131,7 @@ class Rows:
         return view
 
     def _stream(self, row: NDArray[np.uint8], count: int, length: int, layout: Layout, reduction: Reduction) -> SparseStream:
-        """The stream of a row, in memory of its own."""
+        """Return the stream of a row, on new arrays."""
         payload, size, density = row[self.start : self.start + length].tobytes(), layout.size, reduction.switch_density
         shape = (count, *layout.shape[1:])
         values = np.frombuffer(payload, layout.dtype, math.prod(shape)).reshape(shape)
@@ -143,8 +143,10 @@ class Rows:
 
 
 def pack(stream: SparseStream) -> bytes:
-    """Its values, and behind them its indices unless it is dense.
+    """Return the packed stream: its values followed, unless it is dense, by its indices.
 
+    Examples
+    --------
     >>> len(pack(SparseStream([3, 5], [1.0, 2.0], 100)))
     24
     """
@@ -154,7 +156,7 @@ def pack(stream: SparseStream) -> bytes:
 
 
 def pack_into(stream: SparseStream, place: memoryview) -> int:
-    """Pack it into a place that may be longer, and return the bytes that it takes."""
+    """Pack a stream into a buffer, and return the number of bytes used."""
     if stream._array is not None:
         return put(stream._array, place, 0)
     indices, values = stream._entries()
@@ -162,7 +164,7 @@ def pack_into(stream: SparseStream, place: memoryview) -> int:
 
 
 def put(array: NDArray[Any], place: memoryview, start: int) -> int:
-    """Copy an array to bytes of a place from ``start`` on, and return where it ends."""
+    """Copy an array to a buffer from byte ``start`` on, and return the end of the copy."""
     end = start + array.nbytes
     if array.nbytes >= _LARGE:
         kernels.write_past(np.frombuffer(place, np.uint8), start, array.reshape(-1).view(np.uint8))
@@ -173,7 +175,7 @@ def put(array: NDArray[Any], place: memoryview, start: int) -> int:
 
 
 def packed_bytes(stream: SparseStream) -> int:
-    """How many bytes it takes packed, which its entries and its kind settle."""
+    """Return the packed size of a stream in bytes."""
     nbytes = stream._stored.nbytes
     if stream._array is not None:
         return nbytes
@@ -182,5 +184,5 @@ def packed_bytes(stream: SparseStream) -> int:
 
 
 def aligned(length: int, itemsize: int) -> int:
-    """Where an item may lie behind so many bytes."""
+    """Round an offset up to a multiple of ``itemsize``."""
     return -(-length // itemsize) * itemsize

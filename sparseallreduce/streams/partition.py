@@ -1,4 +1,4 @@
-"""Cut a stream into index ranges, and join the streams of adjoining ranges (thesis figure 3.10 and section 4.1.3)."""
+"""Cut a stream into index ranges, and join streams of adjacent ranges (thesis figure 3.10 and section 4.1.3)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ __all__ = ["boundaries", "concatenate", "parts_of", "slice_range", "split"]
 
 
 def boundaries(size: int, parts: int, lo: int = 0) -> list[int]:
-    """The ``parts + 1`` bounds that cut ``size`` positions from ``lo`` on into ranges that differ by at most one position.
+    """Return the ``parts + 1`` bounds that cut ``size`` positions from ``lo`` on into ranges whose lengths differ by at most one.
 
+    Examples
+    --------
     >>> boundaries(10, 4)
     [0, 2, 5, 7, 10]
     """
@@ -23,12 +25,12 @@ def boundaries(size: int, parts: int, lo: int = 0) -> list[int]:
 
 
 def parts_of(stream: SparseStream, parts: int) -> list[int]:
-    """The bounds that cut the range of a stream into so many, as :func:`boundaries`."""
+    """Return the bounds that cut the range of a stream into equal parts, as :func:`boundaries`."""
     return boundaries(stream.extent, parts, stream.lo)
 
 
 def slice_range(stream: SparseStream, lo: int, hi: int) -> SparseStream:
-    """The entries of ``stream`` on ``[lo, hi)``, which lies within its range, as views without a copy, owned if it is."""
+    """Return the part of ``stream`` on ``[lo, hi)`` as views. It is owned if the stream is."""
     if stream.is_dense:
         present = stream._present
         first, last = lo - stream.lo, hi - stream.lo
@@ -40,8 +42,10 @@ def slice_range(stream: SparseStream, lo: int, hi: int) -> SparseStream:
 
 
 def split(stream: SparseStream, bounds: Sequence[int]) -> list[SparseStream]:
-    """The parts of ``stream`` on ``[bounds[0], bounds[1])``, ``[bounds[1], bounds[2])`` and so on, as views without a copy.
+    """Return the parts of ``stream`` on ``[bounds[0], bounds[1])``, ``[bounds[1], bounds[2])`` and so on, as views.
 
+    Examples
+    --------
     >>> [part.values for part in split(SparseStream([1, 2, 7], [1.0, 2.0, 7.0], 9), [0, 2, 4, 9])]
     [array([1.]), array([2.]), array([7.])]
     """
@@ -57,10 +61,10 @@ def split(stream: SparseStream, bounds: Sequence[int]) -> list[SparseStream]:
 
 
 def concatenate(streams: Sequence[SparseStream], reduction: Reduction) -> SparseStream:
-    """The stream that covers the adjoining ranges of ``streams``, given in increasing order (thesis cases 2.a to 2.d).
+    """Return the stream that covers the adjacent ranges of ``streams``, given in increasing order (thesis cases 2.a to 2.d).
 
-    Sparse parts make a sparse whole (phi is linear); with a dense part among them the whole is dense, unless so many others are
-    nearly empty that all of it stays below the switch point.
+    The result is sparse if all parts are sparse (phi is linear). With a dense part it is dense, unless the other parts have so few entries
+    that the total stays below the switch point.
     """
     first, last = streams[0], streams[-1]
     if len(streams) == 1:
@@ -95,7 +99,7 @@ def concatenate(streams: Sequence[SparseStream], reduction: Reduction) -> Sparse
 
 
 def _joined(streams: Sequence[SparseStream], reduction: Reduction) -> SparseStream:
-    """As :func:`concatenate`, of dense streams, whose array need not be filled before they are copied to it."""
+    """Concatenate dense streams, whose array need not be initialised first."""
     first, hi = streams[0], streams[-1].hi
     xp = array_module(first._stored)
     array = memory.empty((hi - first.lo, *first._stored.shape[1:]), first.dtype, xp)

@@ -1,7 +1,7 @@
-"""Page-locked memory of the host, which a GPU copies from and to by itself, in a pool of a bounded size.
+"""A bounded pool of page-locked host memory for copies from and to a GPU.
 
-Only from and to such memory is a copy asynchronous, and only so it runs at the speed of the link. The system can page out none of it, and
-to allocate it takes longer than most messages do: blocks are kept for the next array of about that size.
+Only with page-locked memory is a copy asynchronous and as fast as the link. Such memory cannot be paged out, and allocating it takes longer
+than most messages, so blocks are kept for later arrays of about the same size.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ _SMALLEST = 1 << 12  # bytes of a block: a page
 
 
 def bound_of(environment: Mapping[str, str] | None = None) -> int:
-    """Bytes that may be page-locked, 0 for none.
+    """Return the limit of page-locked memory in bytes, 0 for none, from the environment.
 
     Raises
     ------
     StreamError
-        If the variable holds anything else.
+        If the variable is not a number.
 
+    Examples
+    --------
     >>> bound_of({}), bound_of({"SPARSEALLREDUCE_PINNED": "0"})
     (268435456, 0)
     """
@@ -46,21 +48,21 @@ def bound_of(environment: Mapping[str, str] | None = None) -> int:
 
 
 class PinnedPool:
-    """Blocks of page-locked memory, at most so many bytes of them, those in use included.
+    """Blocks of page-locked memory with a limit on their total size, including blocks in use.
 
     Parameters
     ----------
     allocate : callable
-        Gives page-locked memory of so many bytes, as an object with the buffer protocol; may raise.
+        Takes a size in bytes; returns page-locked memory as an object with the buffer protocol, or raises.
     bound : int
-        Bytes.
+        Limit in bytes.
 
     Attributes
     ----------
     allocated : int
-        Bytes of all blocks.
+        Size of all blocks in bytes.
     in_use : int
-        Bytes of those that arrays lie on.
+        Size of the blocks that arrays use, in bytes.
     """
 
     def __init__(self, allocate: Callable[[int], Any], bound: int) -> None:
@@ -74,9 +76,9 @@ class PinnedPool:
         return self.allocated - sum(size * len(blocks) for size, blocks in tuple(self._idle.items()))
 
     def take(self, shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any] | None:
-        """An array on page-locked memory; None where the pool is full, or the system gives none.
+        """Return an array on page-locked memory; None if the pool is full or the system provides none.
 
-        The block comes back when the array and all views of it are gone. Who has a copy under way keeps the array until that is done.
+        The block is reused when the array and all views of it are gone. Keep the array while a copy uses it.
         """
         dtype = np.dtype(dtype)
         nbytes = (math.prod(shape) if isinstance(shape, tuple) else shape) * dtype.itemsize
@@ -98,14 +100,14 @@ class PinnedPool:
                 return None
             try:
                 block = np.frombuffer(self._allocate(size), np.uint8, size)
-            except Exception:  # whatever CuPy raises for memory that is not to be had: pageable memory will do, now and later
+            except Exception:  # CuPy cannot allocate more: use pageable memory from now on
                 self._bound = self.allocated
                 return None
             self.allocated += size
             return block
 
     def _has_room(self, size: int) -> bool:
-        """Whether so many bytes more are within the bound, once idle blocks of other sizes are let go."""
+        """Return True if ``size`` more bytes are within the limit, after freeing idle blocks of other sizes."""
         for other in sorted(self._idle, reverse=True):
             blocks = self._idle[other]
             while self.allocated + size > self._bound and blocks:

@@ -1,4 +1,4 @@
-"""The reduction of two streams and of many, in whatever forms they come (thesis section 4.1.3)."""
+"""The reduction of two or more streams in any combination of forms (thesis section 4.1.3)."""
 
 from __future__ import annotations
 
@@ -23,34 +23,33 @@ CACHE_LINE = 64  # bytes
 
 
 class Reduction:
-    """An operator together with the point at which its results become dense.
+    """An operator together with the density at which its results become dense.
 
-    The first four of the thesis's eight cases, where the index ranges are the same, are :meth:`pair`; the other four, where
-    they adjoin, are :func:`~sparseallreduce.streams.partition.concatenate`.
+    :meth:`pair` implements the four of the thesis's eight cases with equal index ranges; the four with adjacent ranges are in
+    :func:`~sparseallreduce.streams.partition.concatenate`.
 
     Parameters
     ----------
     op : Operator
         Sum by default.
     switch_density : float, optional
-        Share of the index range above which a result is dense; by default where the dense form takes fewer bytes.
+        Density above which a result is dense; by default where the dense form takes fewer bytes.
 
     Attributes
     ----------
     work : int
-        Entries read by all sparse reductions so far: what the gamma of the cost model multiplies.
+        Entries read by all sparse reductions so far, which the cost model multiplies by gamma.
     dense_work : int
-        Values written by all passes over dense arrays so far, be it to fill, to copy or to add, and those in the cache lines that
-        entries were written to: what its gamma_dense multiplies.
+        Values written by all passes over dense arrays so far, and values in the cache lines that entries were written to, which the cost
+        model multiplies by gamma_dense.
 
     Notes
     -----
-    Streams are values: operands are left as they were, with one exception that saves a pass over memory. A dense stream that is
-    owned has its array from the algorithm that made it, which may be reused for the result; :meth:`freeze` ends that. Whatever a
-    user passes in, and whatever has been sent, is frozen. The stream says which it is, whatever kind of array it holds.
+    Operands are not modified, with one exception that saves a pass over memory: the array of an *owned* dense stream, which an algorithm
+    has created, may be reused for the result. :meth:`freeze` ends that. Inputs of users and streams that have been sent are frozen.
 
-    Between :meth:`enter` and :meth:`leave` the absent positions of a dense array hold the neutral element, and for operators
-    other than the sum a mask tells which are absent; a stream that a user sees has zeros there.
+    Between :meth:`enter` and :meth:`leave` the absent positions of a dense array hold the neutral element, and for operators other than
+    the sum a mask marks them; streams of users have zeros there.
     """
 
     def __init__(self, op: Operator = SUM, switch_density: float | None = None) -> None:
@@ -59,20 +58,20 @@ class Reduction:
         self.work = self.dense_work = 0
 
     def limit(self, stream: SparseStream) -> int:
-        """The most entries that a sparse result on the range of ``stream`` may hold."""
+        """Return the largest number of entries of a sparse result on the range of ``stream``."""
         stored = stream._stored
         width = None if stored.ndim == 1 else stored.shape[1]
         return switch_point(stream.hi - stream.lo, stored.dtype, stream.size, width, self.switch_density)
 
     def whole(self, first: SparseStream, second: SparseStream) -> SparseStream:
-        """The reduction of two streams as a user holds them.
+        """Return the reduction of two streams of a user.
 
         Raises
         ------
         StreamError
             If they differ in size, dtype or width.
         StreamTypeError
-            If one lies on the host and the other on a GPU.
+            If one is on the host and the other on a GPU.
         """
         a, b = first._stored, second._stored
         if first.size != second.size or a.dtype != b.dtype or a.shape[1:] != b.shape[1:] or type(a) is not type(b):
@@ -81,7 +80,7 @@ class Reduction:
         return self.leave(result.copy() if result.overlaps(first) or result.overlaps(second) else result)
 
     def enter(self, stream: SparseStream) -> SparseStream:
-        """``stream`` as the algorithms take it: frozen, and in the form that this reduction's switch point asks for."""
+        """Return ``stream`` in its internal form: frozen, and sparse or dense by this reduction's switch point."""
         if not stream.is_dense:
             entered = SparseStream._sparse_form(*stream._entries(), stream.size, stream.lo, stream.hi, self.switch_density)
             return self.densify(entered) if entered.stored > self.limit(entered) else entered
@@ -97,26 +96,26 @@ class Reduction:
         return self.freeze(entered)
 
     def leave(self, stream: SparseStream) -> SparseStream:
-        """``stream`` as a user takes it: frozen, and zero where no entry is."""
+        """Return ``stream`` in its public form: frozen, with zeros at absent positions."""
         present = stream._present
         if present is not None and not present.all():
             array = stream._stored if stream._owned else stream._stored.copy()
             array[~present] = 0
             stream._owned = False  # its array is the user's from now on
             stream = SparseStream._dense_form(array, stream.size, stream.lo, stream.hi, present)
-        stream.switch_density = self.switch_density  # which does not travel: a stream off the wire has none
+        stream.switch_density = self.switch_density  # not part of messages, so a received stream has none
         return self.freeze(stream)
 
     @staticmethod
     def freeze(stream: SparseStream) -> SparseStream:
-        """``stream``, of which nobody owns the arrays any more: no later reduction reuses them."""
+        """Mark the arrays of ``stream`` as no longer owned, so that no later reduction reuses them, and return it."""
         stream._owned = False
         if stream._array is not None:
             mark_read_only(stream._array)
         return stream
 
     def same_nans(self, stream: SparseStream) -> SparseStream:
-        """Return ``stream`` with all of its NaNs made NumPy's, as a result that other ranks have computed, too, each for itself."""
+        """Return ``stream`` with all NaNs replaced by NumPy's NaN, for results that several ranks compute separately."""
         values = stream._stored
         if not kernels.has_nan(values):
             return stream
@@ -127,7 +126,7 @@ class Reduction:
         return SparseStream._sparse_form(stream._indices, values, stream.size, stream.lo, stream.hi, self.switch_density)
 
     def densify(self, stream: SparseStream) -> SparseStream:
-        """``stream`` in the dense form, in an array that may be reused."""
+        """Return ``stream`` in the dense form, in an array that may be reused."""
         if stream.is_dense:
             return stream if stream._owned else self._copied(stream)
         indices, values = stream._entries()
@@ -142,9 +141,9 @@ class Reduction:
         return SparseStream._dense_form(array, stream.size, stream.lo, stream.hi, present, self.switch_density, owned=True)
 
     def pair(self, first: SparseStream, second: SparseStream) -> SparseStream:
-        """The reduction of two streams on the same range (thesis cases 1.a to 1.d).
+        """Return the reduction of two streams on the same range (thesis cases 1.a to 1.d).
 
-        The result is the same to the bit wherever the same two are reduced in the same order: callers put the lower rank first.
+        The result is bitwise identical wherever the same two streams are reduced in the same order: callers pass the lower rank first.
         """
         if first.is_dense:
             return self._into(first, second) if not second.is_dense else self._dense_pair(first, second)
@@ -155,7 +154,7 @@ class Reduction:
         return self._sparse_pair(first, second)
 
     def many(self, streams: Sequence[SparseStream]) -> SparseStream:
-        """The reduction of at least one stream on the same range, as a balanced tree in the order given."""
+        """Return the reduction of one or more streams on the same range, as a balanced tree in the given order."""
         if len(streams) == 2:
             return self.pair(*streams)
         tree = Tree(self, len(streams))
@@ -164,7 +163,10 @@ class Reduction:
         return tree.result()
 
     def uncounted(self, first: SparseStream | Uncounted, second: SparseStream | Uncounted) -> SparseStream | Uncounted:
-        """As :meth:`pair`; of sparse streams on a device that stay sparse however many entries they share, one that is not counted yet."""
+        """Return the reduction of two streams as :meth:`pair`, on a device without waiting for the number of entries if possible.
+
+        It is possible for sparse streams whose sum stays sparse however many positions they share.
+        """
         if isinstance(first, SparseStream) and isinstance(second, SparseStream) and not first.on_device:
             return self.pair(first, second)
         ours, theirs = (each if isinstance(each, Uncounted) else Uncounted.of(each) for each in (first, second))
@@ -182,7 +184,7 @@ class Reduction:
         return Uncounted(first.like, made, first.room + second.room, False, known, read)
 
     def counted(self, stream: SparseStream | Uncounted) -> SparseStream:
-        """A stream whose length the host knows, for which it waits once, however many merges it comes from."""
+        """Return a stream whose length is known on the host, after one wait for all merges that it results from."""
         if isinstance(stream, SparseStream):
             return stream
         indices, values, length = stream.entries
@@ -198,7 +200,7 @@ class Reduction:
         self.work += room
         if not len(ia) or not len(ib):
             return first if len(ia) else second
-        if va.__class__ is not np.ndarray:  # on a device, where room is made once the entries are counted
+        if va.__class__ is not np.ndarray:  # on a device, where memory is allocated once the entries are counted
             return SparseStream._sparse_form(*kernels.merged(ia, va, ib, vb, self.op), first.size, first.lo, first.hi, self.switch_density)
         indices = memory.empty(room, ia.dtype)
         values = memory.empty(room if va.ndim == 1 else (room, *va.shape[1:]), va.dtype)
@@ -207,15 +209,16 @@ class Reduction:
 
     def _dense_pair(self, first: SparseStream, second: SparseStream) -> SparseStream:
         a, b = first._stored, second._stored
-        # NumPy takes a single element in place for a reduction and swaps the operands, which shows in the sign of a NaN; and which
-        # of the two arrays may be reused differs between the ranks.
+        # For a single element in place, NumPy swaps the operands, which shows in the sign of a NaN; and which of the two arrays may be
+        # reused
+        # differs between ranks.
         reused = first if first._owned else second if second._owned else None
         out = None if reused is None or a.size <= 1 else reused._stored
         self.dense_work += a.size
         with np.errstate(all="ignore"):
             array = self.op.ufunc(a, b) if out is None else self.op.ufunc(a, b, out=out)
         if reused is not None:
-            reused._owned = False  # whether its array was taken or not: what is done with the result later is not done to it
+            reused._owned = False  # its array may now belong to the result
         present = None if self.op.is_sum else self._both(first, second)
         return SparseStream._dense_form(array, first.size, first.lo, first.hi, present, self.switch_density, owned=True)
 
@@ -229,7 +232,7 @@ class Reduction:
         return target
 
     def scattered(self, entries: int, array: NDArray[Any]) -> None:
-        """Count so many entries that are written to their places in a dense array, a cache line for each, or all of its lines."""
+        """Count the work of writing entries to a dense array: a cache line for each, or all lines of the array."""
         each = max(array.itemsize * (array.size // max(len(array), 1)), CACHE_LINE)
         self.work += entries
         self.dense_work += min(entries * each // array.itemsize, array.size)
@@ -253,23 +256,23 @@ class Reduction:
 
 @dataclass
 class Uncounted:
-    """A sparse sum on a device, of which the host knows no more than how many entries there is room for."""
+    """A sparse sum on a device, of which the host knows only an upper bound of the number of entries."""
 
-    like: SparseStream  # on the same range
-    entries: Any  # indices and values, and their number where that is on the device
+    like: SparseStream  # a stream on the same range
+    entries: Any  # indices and values, and their number if that is on the device
     room: int
-    counted: bool  # whether that is their number
-    known: int = 0  # entries read by the merges that it comes from, as far as the host knows,
-    read: list[Any] = field(default_factory=list)  # and the numbers of the others, on the device
+    counted: bool  # whether `room` is the exact number
+    known: int = 0  # entries read by the merges that it results from, as far as the host knows
+    read: list[Any] = field(default_factory=list)  # numbers of the other entries read, on the device
 
     @classmethod
     def of(cls, stream: SparseStream) -> Uncounted | None:
-        """A stream whose number of entries is known; None for one that is dense."""
+        """Return a stream with a known number of entries in this form; None for a dense one."""
         return None if stream.is_dense else cls(stream, stream._entries(), stream.stored, True)
 
 
 def _unlike(first: SparseStream, second: SparseStream) -> StreamError | StreamTypeError:
-    """The error for streams that cannot be reduced together."""
+    """Return the error for streams that cannot be reduced together."""
     for name in ("size", "dtype", "width"):
         ours, theirs = getattr(first, name), getattr(second, name)
         if ours != theirs:
@@ -278,7 +281,7 @@ def _unlike(first: SparseStream, second: SparseStream) -> StreamError | StreamTy
 
 
 def divided(stream: SparseStream, ranks: int) -> SparseStream:
-    """A sum of so many ranks divided by their number, in memory of its own: the mean, as a user takes it."""
+    """Return a sum divided by the number of ranks, on new arrays and in its public form: the mean."""
     values = memory.empty(stream._stored.shape, stream.dtype, array_module(stream._stored))
     divide(stream._stored, ranks, values)
     if stream._indices is None:
@@ -288,19 +291,19 @@ def divided(stream: SparseStream, ranks: int) -> SparseStream:
 
 
 def divide(values: NDArray[Any], ranks: int, out: NDArray[Any]) -> None:
-    """Write the values, each divided by the number of ranks."""
+    """Write ``values`` divided by the number of ranks to ``out``."""
     with np.errstate(all="ignore"):
-        if values.dtype == BFLOAT16:  # which has not every number of ranks above 256, so that they divide floats, rounded once
+        if values.dtype == BFLOAT16:  # which cannot represent all integers above 256: divide in float32 and round once
             out[...] = np.divide(values.astype(np.float32), np.float32(ranks))
         else:
             np.divide(values, values.dtype.type(ranks), out=out)
 
 
 class Tree:
-    """A reduction of ``count`` streams that come in any order and are added in one: as a balanced binary tree.
+    """A reduction of ``count`` streams that arrive in any order, as a balanced binary tree in the order of their positions.
 
-    Two neighbours are added as soon as both are there, which overlaps with the arrival of the rest (thesis section 4.1.4) and
-    leaves the result independent of the order of arrival.
+    Two neighbours are reduced as soon as both have arrived, which overlaps with the arrival of the rest (thesis section 4.1.4). The result
+    does not depend on the order of arrival.
 
     Examples
     --------
@@ -319,7 +322,7 @@ class Tree:
         self._waiting: dict[tuple[int, int], SparseStream | Uncounted] = {}
 
     def add(self, position: int, stream: SparseStream) -> None:
-        """Take the stream of leaf ``position``, and add what can be added."""
+        """Add the stream at leaf ``position``, and reduce all pairs that are complete."""
         level, total = 0, stream  # type: int, SparseStream | Uncounted
         while level < len(self._widths) - 1:
             sibling = position ^ 1
@@ -333,5 +336,5 @@ class Tree:
         self._waiting[level, position] = total
 
     def result(self) -> SparseStream:
-        """The reduction, once all leaves were added."""
+        """Return the reduction, once all leaves have been added."""
         return self._reduction.counted(self._waiting[len(self._widths) - 1, 0])

@@ -1,4 +1,4 @@
-"""A stream of a GPU on its way to the host, which can be read from the front while the rest of it comes."""
+"""A stream that is being copied from a GPU to the host, and can be read from the front meanwhile."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Array = NDArray[Any]
 
 
 class StagedStream(SparseStream):
-    """A copy on the host of a stream of a device: all that reads its arrays waits until they are there, but :meth:`upto`."""
+    """A copy on the host of a stream on a device. Access to its arrays waits for the whole copy, except through :meth:`upto`."""
 
     __slots__ = ("_download", "_plain")
 
@@ -25,7 +25,7 @@ class StagedStream(SparseStream):
 
     @classmethod
     def of(cls, stream: SparseStream, transfers: Transfers) -> StagedStream:
-        """Begin to copy a stream that lies on the device."""
+        """Start to copy a stream from the device."""
         present = [array for array in stream._arrays if array is not None]
         arrays, download = transfers.download(present)
         coming = iter(arrays)
@@ -39,12 +39,12 @@ class StagedStream(SparseStream):
         return staged
 
     def upto(self, entries: int) -> SparseStream:
-        """The stream, of which the first so many entries may be read; waits for them."""
+        """Return the stream once its first ``entries`` entries have been copied."""
         self._download.wait(entries)
         return self._plain
 
     def settled(self) -> SparseStream:
-        """The stream, once all of it is there; its arrays are nobody else's."""
+        """Return the stream once it has been copied; its arrays are not shared."""
         self._download.wait()
         return self._plain
 
@@ -70,22 +70,22 @@ class StagedStream(SparseStream):
 
     @property
     def nnz(self) -> int:
-        """As of any stream."""
+        """Number of entries; waits for the copy."""
         return self.settled().nnz
 
     @property
     def on_device(self) -> bool:
-        """Never."""
+        """False: the arrays are on the host."""
         return False
 
     @property
     def stored(self) -> int:
-        """Entries in memory, there or not."""
+        """Number of entries in memory, copied or not."""
         return len(self._raw)
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the values."""
+        """Dtype of the values."""
         return self._raw.dtype
 
     @property

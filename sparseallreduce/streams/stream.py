@@ -1,8 +1,7 @@
-"""The sparse stream: a vector held as index-value pairs or as a dense array, whichever is smaller (thesis sections 4.1.1, 4.1.2).
+"""The sparse stream: a vector stored as index-value pairs or as a dense array, whichever is smaller (thesis sections 4.1.1, 4.1.2).
 
-A stream covers an index range ``[lo, hi)`` of a vector of dimension ``size``; a stream of a user covers all of it. The parts that
-the split algorithms send are streams on smaller ranges, and keep the indices of the whole vector, so that cutting and joining
-streams moves no index.
+A stream covers an index range ``[lo, hi)`` of a vector of dimension ``size``; streams of users cover all of it. The parts that the split
+algorithms send are streams on smaller ranges. They keep the indices of the whole vector, so that cutting and joining does not change them.
 """
 
 from __future__ import annotations
@@ -30,8 +29,10 @@ Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
 
 
 def index_dtype(size: int) -> np.dtype[Any]:
-    """The dtype of an index into a vector of dimension ``size``: uint32 while ``size <= 2**32``, uint64 above.
+    """Return the dtype of an index into a vector of dimension ``size``: uint32 if ``size <= 2**32``, otherwise uint64.
 
+    Examples
+    --------
     >>> index_dtype(2**32), index_dtype(2**32 + 1)
     (dtype('uint32'), dtype('uint64'))
     """
@@ -40,26 +41,26 @@ def index_dtype(size: int) -> np.dtype[Any]:
 
 @lru_cache(maxsize=4096)
 def switch_point(extent: int, dtype: DTypeLike, size: int, width: int | None = None, density: float | None = None) -> int:
-    """The most entries that a sparse form over ``extent`` positions may hold: phi(N) of thesis section 4.1.2.
+    """Return the largest number of entries of a sparse form over ``extent`` positions: phi(N) of thesis section 4.1.2.
 
     Parameters
     ----------
     extent : int
         Positions covered (N, or about N/P for a part).
     dtype : dtype
-        Of the values; its bytes are the paper's isize.
+        Dtype of the values; its size in bytes is the paper's isize.
     size : int
-        Dimension of the whole vector, which settles the bytes of an index (the paper's c).
+        Dimension of the whole vector, which determines the size of an index (the paper's c).
     width : int, optional
         Values in a row of a row-sparse stream.
     density : float, optional
-        A lower switch point, as a share of ``extent``: adding sparse entries costs more than adding as many dense ones
-        (thesis section 5.2.5, where the two break even at 6.25 %).
+        A lower switch point, as a fraction of ``extent``. It can be faster, since adding sparse entries costs more than adding as many
+        dense ones (thesis section 5.2.5, where the two break even at 6.25 %).
 
     Returns
     -------
     int
-        floor(extent * isize / (c + isize)), or floor(extent * density) where that is less.
+        floor(extent * isize / (c + isize)), or floor(extent * density) if that is less.
 
     Examples
     --------
@@ -72,33 +73,33 @@ def switch_point(extent: int, dtype: DTypeLike, size: int, width: int | None = N
 
 
 class SparseStream:
-    """A vector of dimension ``size`` of which few entries are present.
+    """A vector of dimension ``size`` with few entries present.
 
     Parameters
     ----------
     indices : array_like of int, shape (nnz,)
         Positions of the entries: strictly increasing, from 0 to ``size`` - 1.
     values : array_like, shape (nnz,) or (nnz, width)
-        Entries of dtype float32, float64, float16, int32, int64, complex64 or complex128, or bfloat16 as ml_dtypes has it; with a second
-        axis the stream is row-sparse, as the gradient of an embedding table is. Zeros, infinities and NaN are entries like any other.
+        Entries of dtype float32, float64, float16, int32, int64, complex64, complex128, or ml_dtypes' bfloat16. With a second axis the
+        stream is row-sparse, like the gradient of an embedding table. Zeros, infinities and NaN are entries like any other.
     size : int
         Dimension N of the vector (number of rows, if row-sparse).
     switch_density : float, optional
-        Share of ``size`` above which the stream is held dense, if less than where the dense form takes fewer bytes.
+        Density above which the stream is stored dense, by default and at most where the dense form is smaller.
 
     Raises
     ------
     StreamError
         If indices are out of order, repeated or out of range, or the lengths differ.
     StreamTypeError
-        If indices are no integers or the dtype of the values is none of the above.
+        If indices are not integers or the dtype of the values is not supported.
 
     Notes
     -----
-    Arrays of the right dtype are not copied; a stream never changes them, and neither should its maker while it is in use. What then
-    comes out is undefined, or an error, but nothing is written outside of the arrays. :meth:`copy` gives a stream to write in. Above
-    ``switch_point(size, dtype)`` entries the stream switches to the dense form by itself, so that it never takes more memory than
-    that. ``indices``, ``values`` and ``nnz`` describe the same entries in either form.
+    Arrays of the right dtype are not copied. A stream never modifies them; do not modify them while the stream is in use, or results are
+    undefined (but nothing is written outside of the arrays). Use :meth:`copy` to get a writeable stream. Above ``switch_point(size,
+    dtype)`` entries the stream switches to the dense form, so that it never takes more memory than that. ``indices``, ``values`` and
+    ``nnz`` describe the same entries in either form.
 
     Examples
     --------
@@ -108,24 +109,25 @@ class SparseStream:
     >>> (s + SparseStream([4, 7], [0.5, 0.7], 8)).to_dense()
     array([ 0. , 10. ,  0. ,  0. , 40.5,  0. ,  0. ,  0.7])
 
-    A number times a stream has the same entries, and their dtype:
+    A stream times a number keeps its positions and dtype:
 
     >>> (-s / 4).values, (0 * s).nnz
     (array([ -2.5, -10. ]), 2)
     """
 
-    __array_ufunc__ = None  # an array on the left of an operator leaves it to the stream, and is not multiplied by it element by element
+    __array_ufunc__ = None  # makes NumPy arrays on the left of an operator defer to the stream
 
     __slots__ = ("_array", "_indices", "_owned", "_present", "_values", "hi", "lo", "size", "switch_density")
 
-    # Exactly one of the two forms is there: _indices and _values, or _array with _values and _indices None. In the dense form
-    # _present says which positions hold an entry; None stands for "those that are not zero".
+    # Exactly one of the two forms is set: _indices and _values, or _array with _values and _indices None. In the dense form _present marks
+    # the positions that hold an entry; None stands for the non-zero ones.
     _indices: Array | None
     _values: Array | None
     _array: Array | None
     _present: NDArray[np.bool_] | None
-    # Whether who holds the stream may write to its arrays, which are nobody else's: a reduction that made a dense array, or a user that
-    # made a copy. Of every other stream they are borrowed, or frozen. No flag of the arrays says so: only NumPy's have one.
+    # Whether the holder may write to the arrays because no one else uses them: a reduction that created a dense array, or a user that made
+    # a
+    # copy. The arrays of all other streams are borrowed or frozen. The arrays' own flags are not used, since only NumPy's have them.
     _owned: bool
 
     def __init__(self, indices: ArrayLike, values: ArrayLike, size: int, *, switch_density: float | None = None) -> None:
@@ -140,12 +142,12 @@ class SparseStream:
 
     @classmethod
     def from_dense(cls, array: ArrayLike, *, switch_density: float | None = None) -> SparseStream:
-        """The stream of the non-zero entries of an array.
+        """Return the stream of the non-zero entries of an array.
 
         Parameters
         ----------
         array : array_like, shape (size,) or (size, width)
-            A row of a two-dimensional array is an entry if any of its values is not zero.
+            A row of a two-dimensional array is an entry if any of its values is non-zero.
         switch_density : float, optional
             As for :class:`SparseStream`.
 
@@ -164,9 +166,9 @@ class SparseStream:
 
     @classmethod
     def from_scipy(cls, row: Any, *, switch_density: float | None = None) -> SparseStream:
-        """The stream of a ``scipy.sparse`` matrix or array with one row, or with one column, or of one dimension.
+        """Return the stream of a ``scipy.sparse`` matrix or array with one row, one column, or one dimension.
 
-        Repeated entries are added up; stored zeros are kept.
+        Duplicate entries are added; stored zeros are kept.
 
         Raises
         ------
@@ -185,7 +187,7 @@ class SparseStream:
 
     @classmethod
     def from_coo(cls, indices: ArrayLike, values: ArrayLike, size: int, *, switch_density: float | None = None) -> SparseStream:
-        """The stream of index-value pairs in any order; the values of a repeated index are added up in the order given.
+        """Return the stream of index-value pairs in any order; the values of duplicate indices are added in the order given.
 
         Examples
         --------
@@ -206,7 +208,7 @@ class SparseStream:
     def _sparse_form(
         cls, indices: Array, values: Array, size: int, lo: int = 0, hi: int | None = None, density: float | None = None
     ) -> SparseStream:
-        """A sparse stream on ``[lo, hi)`` of arrays that are known to be sound."""
+        """Return a sparse stream on ``[lo, hi)`` without checking the arrays."""
         stream = cls.__new__(cls)
         stream._fill_sparse(indices, values, size, lo, size if hi is None else hi, density)
         return stream
@@ -222,7 +224,7 @@ class SparseStream:
         density: float | None = None,
         owned: bool = False,
     ) -> SparseStream:
-        """A dense stream on ``[lo, hi)`` of an array of ``hi - lo`` values, or rows; ``owned`` if nobody else has that array."""
+        """Return a dense stream on ``[lo, hi)`` without checking the array, which nobody else uses if ``owned``."""
         stream = cls.__new__(cls)
         stream._indices = stream._values = None
         stream._array = array
@@ -240,14 +242,14 @@ class SparseStream:
         self.switch_density = density
 
     def _switch(self) -> None:
-        """Take the dense form if there are more entries than the switch point allows."""
+        """Switch to the dense form if there are more entries than the switch point allows."""
         if self._indices is None or self._values is None or len(self._indices) <= self.switch_point:
             return
         xp = array_module(self._values)
         array = xp.zeros((self.extent, *self._values.shape[1:]), self._values.dtype)
         kernels.scatter_set(self._indices, self._values, self.lo, array)
         zero = ~xp.any(self._values.reshape(len(self._values), -1), axis=1)
-        if zero.any():  # entries that are zero are told from absent ones by a mask of their own
+        if zero.any():  # a mask distinguishes entries that are zero from absent ones
             self._present = xp.zeros(self.extent, np.bool_)
             self._present[kernels.places(self._indices, self.lo, self.extent)] = True
         self._array = array
@@ -255,19 +257,19 @@ class SparseStream:
 
     @property
     def _stored(self) -> Array:
-        """The array that holds the values, in whichever form."""
+        """The array that holds the values, in either form."""
         array = self._values if self._array is None else self._array
         assert array is not None
         return array
 
     @property
     def is_dense(self) -> bool:
-        """Whether the stream is held as an array of all its values."""
+        """True if the stream is stored as an array of all its values."""
         return self._array is not None
 
     @property
     def on_device(self) -> bool:
-        """Whether the arrays lie in a GPU's memory."""
+        """True if the arrays are in GPU memory."""
         stored = self._values if self._array is None else self._array
         return stored.__class__ is not np.ndarray and on_device(stored)
 
@@ -278,7 +280,7 @@ class SparseStream:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the values."""
+        """Dtype of the values."""
         return self._stored.dtype
 
     @property
@@ -289,12 +291,12 @@ class SparseStream:
 
     @property
     def stored(self) -> int:
-        """Entries in memory (the thesis's nofitems): ``nnz`` in the sparse form, ``extent`` in the dense form."""
+        """Number of entries in memory (nofitems in the thesis): ``nnz`` in the sparse form, ``extent`` in the dense form."""
         return len(self._stored)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays in memory."""
+        """Size of the arrays in bytes."""
         return sum(array.nbytes for array in self._arrays if array is not None)
 
     @property
@@ -303,12 +305,12 @@ class SparseStream:
 
     @property
     def switch_point(self) -> int:
-        """Entries above which this stream takes the dense form."""
+        """Number of entries above which this stream is stored dense."""
         return switch_point(self.extent, self.dtype, self.size, self.width, self.switch_density)
 
     @property
     def nnz(self) -> int:
-        """Entries present; computed in one pass if dense."""
+        """Number of entries; counted in one pass if the stream is dense."""
         if self._indices is not None:
             return len(self._indices)
         if self._present is not None:
@@ -318,24 +320,24 @@ class SparseStream:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of :meth:`to_dense`: (size,), or (size, width) if row-sparse."""
+        """Shape of :meth:`to_dense`: (size,), or (size, width) if row-sparse."""
         return (self.size, *self._stored.shape[1:])
 
     @property
     def ndim(self) -> int:
-        """One, or two if row-sparse."""
+        """Number of dimensions: 1, or 2 if row-sparse."""
         return self._stored.ndim
 
     @property
     def T(self) -> SparseStream:
-        """The stream itself, as the transpose of a vector in NumPy; a row-sparse one has none."""
+        """The stream itself, like the transpose of a vector in NumPy. A row-sparse stream has no transpose."""
         if self.width is not None:
             raise AttributeError("a row-sparse stream has no transpose: take to_scipy().T or to_dense().T")
         return self
 
     @property
     def density(self) -> float:
-        """``nnz / size``; 0 for N = 0."""
+        """Fraction of positions with an entry, ``nnz / size``; 0 if the size is 0."""
         return self.nnz / self.size if self.size else 0.0
 
     @property
@@ -345,15 +347,15 @@ class SparseStream:
 
     @property
     def values(self) -> Array:
-        """The entries, shape (nnz,) or (nnz, width); computed in one pass if dense.
+        """Values of the entries, shape (nnz,) or (nnz, width); computed in one pass if dense.
 
-        They are read-only, but of a :meth:`copy` in the sparse form. To all values of a copy in either form something can be assigned,
-        as in ``c.values = c.values / 2``; entries stay entries, also those that become zero.
+        They are read-only, except for a sparse :meth:`copy`. Assigning to ``values`` works for a copy in either form, as in ``c.values =
+        c.values / 2``; entries that become zero stay entries.
 
         Raises
         ------
         StreamError
-            When assigned to a stream that is no copy, or something of another shape or dtype.
+            On assignment to a stream that is not a copy, or of values with another shape or dtype.
         """
         values = self._entries()[1]
         return values.view() if self._owned and not self.is_dense else _read_only(values)
@@ -378,7 +380,7 @@ class SparseStream:
         self._present = present
 
     def _mask(self) -> NDArray[np.bool_]:
-        """Which positions of the dense form hold an entry."""
+        """Return a mask of the positions of the dense form that hold an entry."""
         if self._present is not None:
             return self._present
         array = self._stored
@@ -393,7 +395,7 @@ class SparseStream:
         return (where + self.lo).astype(index_dtype(self.size)), self._stored[where]
 
     def to_dense(self) -> Array:
-        """A new array of all ``size`` values, or of shape (size, width): zero where no entry is.
+        """Return a new array of all values, of shape (size,) or (size, width), with zeros at absent positions.
 
         Examples
         --------
@@ -412,14 +414,13 @@ class SparseStream:
         return array
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
-        """All values as a new NumPy array, for ``np.asarray`` and what takes arrays: :meth:`to_dense`, cast to ``dtype`` if that is given.
+        """Return all values as a new NumPy array, for ``np.asarray``: :meth:`to_dense`, cast to ``dtype`` if given.
 
         Raises
         ------
         StreamTypeError
-            If the stream lies on a GPU.
-        ValueError
-            If ``copy`` is False and the values are not held as an array of this dtype; of those that are it returns a read-only view.
+            If the stream is on a GPU. ValueError If ``copy`` is False and the stream is not stored as an array of this dtype. Otherwise
+            ``copy=False`` returns a read-only view.
         """
         if self.on_device:
             raise StreamTypeError("this stream lies on a GPU: take to_host() first, or to_dense() there")
@@ -433,7 +434,7 @@ class SparseStream:
         raise TypeError("a SparseStream is not iterated over: take zip(stream.indices, stream.values), or stream.to_dense()")
 
     def __eq__(self, other: object) -> bool:
-        """Return whether two streams have the same shape, entries at the same positions, and equal values; NaN equals nothing."""
+        """Return True if two streams have the same shape, positions and values; NaN is not equal to itself."""
         if not isinstance(other, SparseStream):
             return NotImplemented
         if (self.shape, self.lo, self.hi) != (other.shape, other.lo, other.hi) or self.on_device != other.on_device:
@@ -446,18 +447,18 @@ class SparseStream:
         return hash((self.size, self.lo, self.hi))
 
     def to_scipy(self) -> Any:
-        """The stream as a ``scipy.sparse.csr_array``, on memory of its own; all entries are stored, those that are zero too.
+        """Return a copy as a ``scipy.sparse.csr_array``; entries that are zero are stored, too.
 
         Returns
         -------
         csr_array, shape (1, size) or (size, width)
-            One row, of which :meth:`from_scipy` makes the stream again; of a row-sparse stream its rows, of which those that are entries
-            have all their values stored. The latter takes 4 or 8 bytes for each of the ``size`` rows besides.
+            One row, from which :meth:`from_scipy` restores the stream. A row-sparse stream becomes a matrix with all values of its entries
+            stored, and takes 4 or 8 bytes more for each of its ``size`` rows.
 
         Raises
         ------
         StreamTypeError
-            If scipy has no sparse arrays of the dtype: float16 and bfloat16.
+            If the dtype is float16 or bfloat16, which SciPy's sparse arrays do not support.
 
         Examples
         --------
@@ -466,7 +467,7 @@ class SparseStream:
         """
         if self.dtype in HALVES:
             raise StreamTypeError(f"scipy has no sparse arrays of {self.dtype}: take those of astype('float32')")
-        from scipy.sparse import csr_array  # only here: to import it takes as long as everything else
+        from scipy.sparse import csr_array  # imported here because it is slow
 
         indices, values = self.to_host()._entries()
         width = self.width or 1
@@ -482,24 +483,24 @@ class SparseStream:
         return csr_array((np.array(values).reshape(-1), columns, bounds), shape=shape)
 
     def astype(self, dtype: DTypeLike, *, casting: Casting = "unsafe", copy: bool = True) -> SparseStream:
-        """The same entries as values of another dtype; those that become zero stay entries.
+        """Return the stream with its values converted to another dtype; entries that become zero stay entries.
 
-        Values are cast as by ``ndarray.astype``, with its warnings: for NaN and what is too large for an integer, and for imaginary parts
-        that a real number drops. The form is that which the new dtype's :attr:`switch_point` asks for.
+        Values are cast as by ``ndarray.astype``, with the same warnings: for NaN and values out of range for integers, and for discarded
+        imaginary parts. The new stream is sparse or dense according to its own :attr:`switch_point`.
 
         Parameters
         ----------
         dtype : dtype
-            One of those of a stream.
+            A dtype that streams support.
         casting : {"no", "equiv", "safe", "same_kind", "unsafe"}
-            What may be cast, as NumPy has it.
+            Permitted casts, as in NumPy.
         copy : bool
-            Whether a stream that has the dtype already is to be copied; if not, it is returned itself.
+            If False, a stream that already has the dtype is returned itself.
 
         Raises
         ------
         StreamTypeError
-            If streams do not carry the dtype, or ``casting`` does not allow it.
+            If the dtype is not supported, or ``casting`` does not allow the conversion.
 
         Examples
         --------
@@ -519,12 +520,12 @@ class SparseStream:
         return cast
 
     def _converted(self, convert: Callable[[Array], Array]) -> SparseStream:
-        """The same entries in the same form, on arrays of their own, with the values that ``convert`` makes of theirs."""
+        """Return a stream with the same positions and form, and with the values that ``convert`` returns."""
         stored = self._stored
         if self._indices is not None:
             values = convert(stored)
             return self._sparse_form(self._indices.copy(), values, self.size, self.lo, self.hi, self.switch_density)
-        # What is absent is left out: of a zero there it might make NaN, or warn of it.
+        # Absent positions are left out, since `convert` may turn their zeros into NaN, or warn.
         xp, present = array_module(stored), self._mask()
         everything = bool(present.all())
         values = convert(stored if everything else stored[present])
@@ -536,7 +537,7 @@ class SparseStream:
         return self._dense_form(array, self.size, self.lo, self.hi, None if kept else present.copy(), self.switch_density)
 
     def copy(self) -> SparseStream:
-        """The same stream on arrays of its own, whose :attr:`values` can be written to; its indices stay as they are.
+        """Return a copy whose :attr:`values` can be modified; its indices cannot.
 
         Examples
         --------
@@ -557,27 +558,25 @@ class SparseStream:
     __copy__ = copy
 
     def to_host(self) -> SparseStream:
-        """The same stream on NumPy arrays: a copy of one on a GPU, and otherwise the stream itself."""
+        """Return the stream on NumPy arrays: a copy if it is on a GPU, otherwise the stream itself."""
         return self._moved(lambda array: array.get()) if self.on_device else self  # type: ignore[attr-defined]
 
     def to_device(self, xp: Any = None) -> SparseStream:
-        """The same stream on arrays of CuPy, or of a module made like it: a copy of one on the host, and otherwise the stream itself.
+        """Return the stream on arrays of CuPy, or of a compatible module: a copy if it is on the host, otherwise the stream itself.
 
-        It goes to the current device. If CuPy has not been imported, that becomes the one of this rank
+        It is copied to the current device. If CuPy has not been imported before, this rank's device becomes the current one
         (:func:`~sparseallreduce.local_device`).
 
         Raises
         ------
         StreamError
-            If there is no GPU here, or CuPy is not installed.
-        StreamTypeError
-            For values of bfloat16, which CuPy does not have.
+            If there is no GPU, or CuPy is not installed. StreamTypeError If the values are bfloat16, which CuPy does not support.
         """
         if self.on_device:
             return self
         _check_device_dtype(self.dtype)
         moved = self._moved((xp or device_module()).asarray)
-        array_module(moved._stored)  # so that operations know of it
+        array_module(moved._stored)  # so that operations know the module
         return moved
 
     def _moved(self, move: Callable[[Array], Array]) -> SparseStream:
@@ -589,7 +588,7 @@ class SparseStream:
         return stream
 
     def overlaps(self, other: SparseStream) -> bool:
-        """Whether an array of this stream may share memory with one of the other."""
+        """Return True if an array of this stream may share memory with one of the other stream."""
         mine, their = self._stored, other._stored
         may_share = np.may_share_memory if mine.__class__ is np.ndarray else array_module(mine).may_share_memory
         return mine.__class__ is their.__class__ and any(
@@ -600,24 +599,24 @@ class SparseStream:
         )
 
     def add_to(self, array: Array) -> None:
-        """Add the entries to an array in place: ``array += self.to_dense()`` at the cost of the entries alone.
+        """Add the entries to an array in place, like ``array += self.to_dense()``, at a cost proportional to the entries.
 
         Parameters
         ----------
         array : ndarray, shape (size,) or (size, width)
-            Of the stream's dtype, C-contiguous and writeable.
+            Must have the stream's dtype, and be C-contiguous and writeable.
 
         Raises
         ------
         StreamError
-            If its shape or dtype differs, it is read-only, or an index has been changed to one out of range: of the entries in range
-            some or all have been added then.
+            If its shape or dtype differs, it is read-only, or an index of the stream has been changed to a value out of range; some or all
+            other entries have then been added.
         StreamTypeError
-            If it is no NumPy array, or a masked one; of a stream on a GPU if it is none of CuPy's.
+            If it is not a NumPy array (for a stream on a GPU, not a CuPy array), or masked.
         """
         refuse_masked(array)
         if self.on_device or on_device(array):
-            device_kernels(array, self._stored)  # both or none
+            device_kernels(array, self._stored)  # raises unless both are on the device
         elif not isinstance(array, np.ndarray):
             raise StreamTypeError(f"a stream is added to a NumPy array, not to {type(array).__name__}")
         stored = self._stored
@@ -638,7 +637,7 @@ class SparseStream:
             array[kernels.places(self._indices, 0, self.size)] += stored
 
     def __add__(self, other: object) -> SparseStream:
-        """The sum of two streams of one size, dtype and width (thesis section 4.1.3)."""
+        """Return the sum of two streams of the same size, dtype and width (thesis section 4.1.3)."""
         if not isinstance(other, SparseStream):
             return NotImplemented
         from sparseallreduce.streams.reduction import Reduction  # which is made of streams
@@ -646,17 +645,17 @@ class SparseStream:
         return Reduction(switch_density=self.switch_density).whole(self, other)
 
     def __mul__(self, number: object) -> SparseStream:
-        """The same entries, each times a number, in their dtype.
+        """Return the stream with each entry multiplied by a number, in the stream's dtype.
 
-        It counts as a number without a dtype, whether it is one of Python's or of NumPy's, as Python's do in NumPy 2. Products of
-        integers that are out of range wrap around.
+        The dtype of a NumPy scalar is ignored, so that it behaves like a Python number in NumPy 2. Integer products that are out of range
+        wrap around.
 
         Raises
         ------
         StreamTypeError
-            For a stream of integers and a float, or of real numbers and a complex one: the products would have another dtype.
+            For a stream of integers and a float, or of real numbers and a complex one, whose products would have another dtype.
         StreamError
-            If the dtype has no such number.
+            If the number is out of range for the dtype.
         """
         factor = _as_factor(number, self.dtype)
         return NotImplemented if factor is None else self._scaled(np.multiply, factor)
@@ -664,7 +663,7 @@ class SparseStream:
     __rmul__ = __mul__
 
     def __truediv__(self, number: object) -> SparseStream:
-        """The same entries, each divided by a number, in their dtype: as by ``*``, and for integers not at all."""
+        """Return the stream with each entry divided by a number, in the stream's dtype. Integer streams are not supported."""
         divisor = _as_factor(number, self.dtype)
         if divisor is None:
             return NotImplemented
@@ -673,13 +672,13 @@ class SparseStream:
         return self._scaled(np.divide, divisor)
 
     def __neg__(self) -> SparseStream:
-        """The same entries, each with its sign changed."""
+        """Return the stream with the sign of each entry changed."""
         return self._converted(np.negative)
 
     def _scaled(self, ufunc: np.ufunc, number: Any) -> SparseStream:
         if self.dtype != BFLOAT16:
             return self._converted(lambda values: ufunc(values, number))
-        # In floats, since of a number such as 0.1 bfloat16 keeps three digits.
+        # In float32, since bfloat16 keeps three digits of a number such as 0.1.
         return self._converted(lambda values: ufunc(values.astype(np.float32), number).astype(BFLOAT16))
 
     def __repr__(self) -> str:
@@ -712,7 +711,7 @@ def _checked_density(density: float | None) -> float | None:
 
 
 def _as_factor(number: Any, dtype: np.dtype[Any]) -> Any:
-    """A number as values of a dtype are multiplied by it, a NumPy scalar; None if it is no number."""
+    """Return a number as a NumPy scalar that values of ``dtype`` can be multiplied by; None if it is not a number."""
     if isinstance(number, np.ndarray) and number.ndim == 0:
         number = number[()]
     if isinstance(number, np.generic):
@@ -734,7 +733,7 @@ def _as_factor(number: Any, dtype: np.dtype[Any]) -> Any:
 
 
 def refuse_masked(array: Any) -> None:
-    """Raise an error for a masked array, whose masked values would be taken for values."""
+    """Raise an error for a masked array, whose masked values would otherwise be used."""
     if isinstance(array, np.ndarray) and type(array) is not np.ndarray and hasattr(array, "mask"):
         raise StreamTypeError("masked arrays are not supported: fill them first, as with array.filled(0)")
 
@@ -754,13 +753,13 @@ def _checked_values(values: ArrayLike) -> Array:
 
 
 def _as_array(given: Any) -> Any:
-    """A NumPy array, or one of CuPy's of what lies on a GPU."""
+    """Return the argument as a NumPy array, or as a CuPy array if it is on a GPU."""
     return array_module(given).asarray(given) if on_device(given) else np.asarray(given)
 
 
 def _module_of_both(indices: Any, values: Any) -> Any:
-    """The array module of indices and values."""
-    device_kernels(indices, values)  # an error unless both lie in one place
+    """Return the array module of indices and values; raise an error if they are in different places."""
+    device_kernels(indices, values)  # raises unless both are in one place
     return array_module(values)
 
 

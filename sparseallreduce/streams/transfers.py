@@ -1,8 +1,8 @@
-"""Copies between the host and a GPU, on streams of their own, in pieces, beside kernels and messages.
+"""Copy arrays between the host and a GPU in pieces, on separate CUDA streams, concurrently with kernels and messages.
 
-A copy waits on its stream for what was put on the current one before it, and the current one waits for copies to the device before it goes
-on: the host waits for neither. It waits for copies to the host alone, and for each piece when that is read. What a copy reads and writes is
-kept until it is done, whatever becomes of who asked for it, so that its memory is used for nothing else meanwhile.
+A copy waits on its stream for earlier work on the current stream, and the current stream waits for copies to the device before it
+continues; the host waits for neither. The host waits only for copies to the host, and for each piece when it is read. The memory of a copy
+is kept until the copy is complete, whatever happens to the caller, so that it is not reused too early.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ Array = NDArray[Any]
 
 
 class Transfers:
-    """The copies of one device.
+    """The copies from and to one device.
 
     Parameters
     ----------
     xp : module
-        CuPy, or what is made like it.
+        CuPy, or a compatible module.
     pool : PinnedPool
     """
 
     def __init__(self, xp: Any, pool: PinnedPool) -> None:
         self.xp, self.pool = xp, pool
-        self.down, self.up = (_Lane(xp) for _ in range(2))  # two engines of a GPU copy at once
+        self.down, self.up = (_Lane(xp) for _ in range(2))  # a GPU has one copy engine for each direction
 
     def download(self, sources: Sequence[Any], targets: Sequence[Array] | None = None) -> tuple[Sequence[Array], Download]:
-        """Begin to copy arrays of one length to the host, to memory of the pool or to arrays that are given.
+        """Start to copy arrays of one length to the host, to memory of the pool or to given arrays.
 
         Returns
         -------
         sequence of ndarray
-            Which may be read as far as the download says.
+            The targets, readable as far as the download has progressed.
         Download
         """
         contiguous = [self.xp.ascontiguousarray(source) for source in sources]
@@ -71,49 +71,49 @@ class Transfers:
         return targets, Download(self, pieces)
 
     def room(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """An array of the host, on page-locked memory where there is some left."""
+        """Return a host array, on page-locked memory if some is available."""
         pinned = self.pool.take(shape, dtype)
         return memory.empty(shape, dtype) if pinned is None else pinned
 
     def to_device(self, sources: Sequence[Array]) -> list[Any]:
-        """Copies of arrays of one length on the device, which whoever goes on on the current stream may use."""
+        """Return copies of arrays of one length on the device, ready for use on the current stream."""
         upload = Upload(self, [(source.shape, source.dtype) for source in sources])
         upload.take(sources, len(sources[0]) if sources else 0)
         return upload.finish()
 
     def release(self) -> None:
-        """Have the current stream wait for the copies to the host: it may write to what they read."""
+        """Make the current stream wait for the copies to the host, so that it may overwrite their sources."""
         self.xp.cuda.get_current_stream().wait_event(self.down.event())
 
     def tidy(self) -> None:
-        """Let go of what copies that are done have read and written."""
+        """Release the memory of completed copies."""
         self.down.tidy()
         self.up.tidy()
 
 
 class _Lane:
-    """The stream of the copies of one direction, and what those under way read and write."""
+    """The CUDA stream for copies in one direction, and the memory that they use."""
 
     def __init__(self, xp: Any) -> None:
         self._xp, self.stream = xp, xp.cuda.Stream(non_blocking=True)
         self.under_way: deque[tuple[Any, Any]] = deque()
 
     def event(self, stream: Any = None) -> Any:
-        """Recorded on a stream, by default that of the copies."""
+        """Return an event recorded on a stream, by default the copy stream."""
         event = self._xp.cuda.Event(disable_timing=True)
         event.record(stream or self.stream)
         return event
 
     def follow(self) -> None:
-        """Have the copies to come wait for what is on the current stream."""
+        """Make future copies wait for the work on the current stream."""
         self.stream.wait_event(self.event(self._xp.cuda.get_current_stream()))
 
     def keep(self, event: Any, *kept: Any) -> None:
-        """Keep what a copy reads and writes until it is done."""
+        """Keep the memory of a copy until it is complete."""
         self.under_way.append((event, kept))
 
     def tidy(self, most: int | None = None) -> None:
-        """Let go of what is done; wait until no more than so many copies are left."""
+        """Release the memory of completed copies; with ``most``, wait until at most that many are pending."""
         while self.under_way:
             event, _ = self.under_way[0]
             if not event.done:
@@ -127,14 +127,14 @@ class _Lane:
 
 
 class Download:
-    """What is under way to the host."""
+    """A copy to the host in progress."""
 
     def __init__(self, transfers: Transfers, pieces: list[tuple[int, Any]]) -> None:
-        self._transfers, self._pieces = transfers, deque(pieces)  # the entries up to which, and the event behind it
-        self._here = 0  # entries that have been waited for
+        self._transfers, self._pieces = transfers, deque(pieces)  # end of each piece, in entries, and its event
+        self._here = 0  # entries that have arrived
 
     def wait(self, entries: int | None = None) -> None:
-        """Wait for so many entries, or for all."""
+        """Wait for the first ``entries`` entries, or for all."""
         event = None
         while self._pieces and (entries is None or self._here < entries):
             self._here, event = self._pieces.popleft()
@@ -145,23 +145,26 @@ class Download:
 
 
 class Upload:
-    """Arrays of the device that are filled piece by piece.
+    """Device arrays that are filled piece by piece.
 
     Parameters
     ----------
     transfers : Transfers
     arrays : sequence of (shape, dtype)
-        Of one length.
+        All of the same length.
     """
 
     def __init__(self, transfers: Transfers, arrays: Sequence[tuple[Any, Any]]) -> None:
         self._transfers = transfers
         self.arrays = [transfers.xp.empty(shape, dtype) for shape, dtype in arrays]
         self.done = 0  # entries that have been read
-        transfers.up.follow()  # their memory may be that of arrays which kernels still read
+        transfers.up.follow()  # kernels may still read earlier arrays in the same memory
 
     def take(self, sources: Sequence[Array], end: int) -> None:
-        """Copy the entries up to ``end`` that have not been. What page-locked memory has no room for is read later, and must not change."""
+        """Copy the entries up to ``end`` that have not been copied.
+
+        If no page-locked memory is available, the sources are read later and must not change.
+        """
         lane, pool = self._transfers.up, self._transfers.pool
         for source, target in zip(sources, self.arrays, strict=True):
             step = max(PIECE * len(source) // max(source.nbytes, 1), 1)
@@ -180,7 +183,7 @@ class Upload:
         self.done = end
 
     def finish(self) -> list[Any]:
-        """The arrays; what is put on the current stream from now on sees them filled."""
+        """Return the arrays; work that is queued on the current stream from now on sees them filled."""
         self._transfers.xp.cuda.get_current_stream().wait_event(self._transfers.up.event())
         return self.arrays
 
@@ -190,7 +193,7 @@ _pools: dict[str, PinnedPool] = {}
 
 
 def transfers_of(xp: Any) -> Transfers:
-    """Those of the current device."""
+    """Return the transfers of the current device."""
     key = xp.__name__, int(xp.cuda.Device().id)
     found = _known.get(key)
     if found is None:
@@ -205,7 +208,7 @@ def transfers_of(xp: Any) -> Transfers:
 
 @atexit.register
 def _close() -> None:
-    """Let go of everything while there still is a driver to give it back to."""
+    """Release everything while the driver is still loaded."""
     for transfers in _known.values():
         for lane in (transfers.down, transfers.up):
             lane.under_way.clear()

@@ -1,14 +1,13 @@
-"""The only code that loops over elements: sorted indices and their values, merged, scattered, gathered, checked and coded for messages.
+"""Kernels, the only code that loops over elements: they merge, scatter, gather, check and encode sorted indices and their values.
 
-Compiled code takes its arguments for what it was compiled for, so that dtypes, dimensions and whether an output may be written are
-checked here; what the arrays hold is checked there (see :mod:`~sparseallreduce.streams.kernels.compiled`).
+Compiled code does not check its arguments' types, so dtypes, dimensions and whether an output is writeable are checked here; the contents
+of arrays are checked in compiled code (see :mod:`~sparseallreduce.streams.kernels.compiled`).
 
-Arrays are one-dimensional and C-contiguous, indices ``uint32`` or ``uint64`` and strictly increasing, values in the native byte
-order and of shape ``(n,)`` or, row-sparse, ``(n, width)``. Inputs may be read-only and may start at any byte; outputs must not
-overlap inputs. What NumPy's four arithmetic operators do to float32, float64, int32 and int64, and additions of complex
-numbers, are compiled by numba on first use and cached on disk; for other operators and dtypes the same functions run on
-:mod:`~sparseallreduce.streams.kernels.reference`, in plain NumPy, and give the bits that NumPy gives. Every compiled kernel
-releases the GIL.
+Arrays are one-dimensional and C-contiguous, indices ``uint32`` or ``uint64`` and strictly increasing, values in the native byte order and
+of shape ``(n,)`` or, row-sparse, ``(n, width)``. Inputs may be read-only and may start at any byte; outputs must not overlap inputs. numba
+compiles NumPy's four arithmetic operators for float32, float64, int32 and int64, and additions of complex numbers, on first use, and caches
+them on disk. For other operators and dtypes the same functions run in NumPy (:mod:`~sparseallreduce.streams.kernels.reference`), with
+bitwise the same results as NumPy. Every compiled kernel releases the GIL.
 """
 
 from __future__ import annotations
@@ -67,10 +66,10 @@ __all__ = [
 
 
 def warm_up(index_dtype: DTypeLike = np.uint32, value_dtype: DTypeLike = np.float32, ndim: int = 1, op: Operator = SUM) -> None:
-    """Compile, or load from disk, the kernels for one kind of stream, so that no later call has to.
+    """Compile the kernels for one kind of stream, or load them from disk, so that no later call has to.
 
-    Of several processes that start at once on a machine, one compiles and the others wait for it. Without this, each kernel is
-    compiled at its first call, in half a second.
+    If several processes of a machine start together, one compiles and the others wait for it. Without this call, each kernel is compiled at
+    its first use, which takes half a second.
     """
     indices = np.zeros(1, index_dtype)
     dense = np.ones((1, 1) if ndim == 2 else 1, value_dtype)

@@ -1,4 +1,4 @@
-"""Which backend works on an array, decided in this one place: NumPy, numba, or CUDA where the array lies in a GPU's memory."""
+"""Choose the backend for an array: NumPy, numba, or CUDA for arrays in GPU memory."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ __all__ = [
 ]
 
 MIXED = "arrays of the host and of a GPU meet: move one of the streams, as with stream.to_device() or stream.to_host()"
-_loaded: ModuleType | None = None  # what cuda_kernels has loaded
-_seen: Any = None  # the module of the arrays on a device that have been here
+_loaded: ModuleType | None = None  # the module that cuda_kernels has imported
+_seen: Any = None  # the array module of device arrays used so far
 
 _COMPILED = tuple(np.dtype(name) for name in ("float32", "float64", "int32", "int64", "uint32", "uint64", "complex64", "complex128"))
 
 
 def backend_of(array: Any) -> str:
-    """The backend whose kernels take an array.
+    """Return the name of the backend whose kernels process an array.
 
     Parameters
     ----------
-    array : ndarray, or what has ``__cuda_array_interface__``
+    array : ndarray, or object with ``__cuda_array_interface__``
         Of any shape.
 
     Returns
     -------
     {"numpy", "numba", "cuda"}
-        "numba" for NumPy arrays of dtypes that are compiled, unless numba is told not to compile.
+        "numba" for NumPy arrays of compiled dtypes, unless numba's compilation is disabled.
 
     Raises
     ------
     StreamTypeError
-        For what is neither.
+        For any other object.
 
     Examples
     --------
@@ -66,30 +66,30 @@ def backend_of(array: Any) -> str:
 
 
 def mark_read_only(array: Any) -> None:
-    """Let NumPy refuse to write to an array, as a courtesy: others have no such mark, and nothing is decided by it."""
+    """Mark a NumPy array as read-only, to protect users. Other arrays have no such mark, and no code depends on it."""
     if isinstance(array, np.ndarray):
         array.flags.writeable = False
 
 
 def may_be_written(array: Any) -> bool:
-    """Whether a user's array that is to be changed can be, as far as the array says."""
+    """Return True unless a user's array is marked as read-only."""
     if isinstance(array, np.ndarray):
         return bool(array.flags.writeable)
     return not array.__cuda_array_interface__["data"][1]
 
 
 def on_device(array: Any) -> bool:
-    """Whether an array lies in a GPU's memory."""
+    """Return True if an array is in GPU memory."""
     return not isinstance(array, np.ndarray) and hasattr(array, "__cuda_array_interface__")
 
 
 def as_host(array: Any) -> Any:
-    """The array itself, or of one on a device a copy in the memory of the host."""
+    """Return the array itself, or a host copy of a device array."""
     return array if isinstance(array, np.ndarray) else array.get()
 
 
 def as_host_together(*arrays: Any) -> tuple[Any, ...]:
-    """Copies of vectors on a device in the memory of the host, made in one piece; of vectors of the host themselves."""
+    """Return host copies of device vectors, made by one transfer; host vectors are returned as they are."""
     if not on_device(arrays[0]):
         return arrays
     order = sorted(range(len(arrays)), key=lambda place: -arrays[place].itemsize)  # so that each begins at a multiple of its items
@@ -103,12 +103,12 @@ def as_host_together(*arrays: Any) -> tuple[Any, ...]:
 
 
 def array_module(array: Any) -> Any:
-    """What makes arrays beside this one, and where it lies: NumPy, CuPy, or another module that is made like CuPy and has this array.
+    """Return the module that creates arrays like this one, in the same memory: NumPy, CuPy, or a module compatible with CuPy.
 
     Raises
     ------
     StreamError
-        For an array on a device, if there is no CuPy.
+        For an array on a device, if CuPy is not installed.
     """
     if type(array) is np.ndarray or isinstance(array, np.ndarray):
         return np
@@ -119,19 +119,20 @@ def array_module(array: Any) -> Any:
 
 
 def current_queue() -> Queue | None:
-    """Where this thread's work on a device goes at present; None as long as no array on a device has been here."""
+    """Return the device queue of this thread; None if no device array has been used yet."""
     return None if _seen is None else Queue(_seen)
 
 
 def device_module() -> Any:
-    """CuPy. If nobody has imported it before, this rank's GPU, the one of its place on the host, becomes the current one.
+    """Return CuPy.
 
-    Who has imported it is asked for nothing, and the current device is left as it is: it may have been chosen.
+    If it has not been imported before, this rank's GPU (by its number on the host) becomes the current device. Otherwise the current device
+    is left unchanged, since the program may have chosen it.
 
     Raises
     ------
     StreamError
-        If it is not installed, or there is no GPU that it can use.
+        If CuPy is not installed, or it finds no usable GPU.
     """
     cuda_kernels()
     chosen = "cupy" in sys.modules
@@ -145,7 +146,7 @@ def device_module() -> Any:
 
 
 def module_in_use() -> Any:
-    """CuPy, if this process has met arrays on a GPU; None if not, or if there is no CuPy."""
+    """Return CuPy if this process has used arrays on a GPU, otherwise None."""
     if _loaded is None:
         return None
     try:
@@ -155,12 +156,12 @@ def module_in_use() -> Any:
 
 
 def device_kernels(*arrays: Any) -> Any:
-    """What works on arrays of which one at least is no plain NumPy array: None if all are the host's.
+    """Return the kernels for arrays on a device; None if all arrays are on the host.
 
     Raises
     ------
     StreamTypeError
-        If some lie on a device and others do not.
+        If some arrays are on a device and others are not.
     """
     places = {on_device(array) for array in arrays}
     if places == {False}:
@@ -171,12 +172,12 @@ def device_kernels(*arrays: Any) -> Any:
 
 
 def cuda_kernels() -> ModuleType:
-    """The functions of :mod:`~sparseallreduce.streams.kernels` for arrays on a GPU, which are loaded only here.
+    """Return the CUDA versions of the functions of :mod:`~sparseallreduce.streams.kernels`, which are imported only here.
 
     Raises
     ------
     StreamError
-        If there is no GPU that numba can use.
+        If numba finds no usable GPU.
     """
     global _loaded
     if _loaded is None:

@@ -1,4 +1,4 @@
-"""Index sets and dense arrays as bitmaps: a bit for each place, and the values of those that are taken."""
+"""Index sets and dense arrays encoded as bitmaps: a bit for each position, and the values at the set bits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BYTES = np.dtype(np.uint8)
 
 
 def encode_bitmap(indices: Indices, lo: int, extent: int, out: Bytes) -> None:
-    """Write a sorted index set as a bit for each index from ``lo`` on, the lowest bit of a byte first.
+    """Encode a sorted index set as a bitmap that starts at ``lo``, the lowest bit of a byte first.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ def encode_bitmap(indices: Indices, lo: int, extent: int, out: Bytes) -> None:
     Raises
     ------
     StreamError
-        If indices do not increase or lie outside of that range, ``out`` is of another length, or an array has gaps or another dtype.
+        If indices are not increasing or out of range, ``out`` has another length, or an array is not contiguous or has another dtype.
 
     Examples
     --------
@@ -61,17 +61,17 @@ def encode_bitmap(indices: Indices, lo: int, extent: int, out: Bytes) -> None:
 
 
 def decode_bitmap(bits: Bytes, lo: int, extent: int, out: Indices) -> bool:
-    """Read what :func:`encode_bitmap` wrote, into an array as long as there are indices.
+    """Decode a bitmap written by :func:`encode_bitmap` into an array with one element for each index.
 
     Returns
     -------
     bool
-        Whether ``bits`` has as many bits set as ``out`` is long, and none beyond ``extent``. If not, what ``out`` holds is undefined.
+        True if ``bits`` has ``len(out)`` bits set, and none beyond ``extent``. Otherwise the content of ``out`` is undefined.
 
     Raises
     ------
     StreamError
-        If ``bits`` is of another length than ``extent`` takes, the range leaves the dtype, or an array has gaps or another dtype.
+        If ``bits`` has the wrong length, the range exceeds the dtype, or an array is not contiguous or has another dtype.
     """
     if not type(bits) is type(out) is np.ndarray:
         device = device_kernels(bits, out)
@@ -89,28 +89,28 @@ def decode_bitmap(bits: Bytes, lo: int, extent: int, out: Indices) -> bool:
 
 
 def encode_nonzero(dense: Values, bits: Bytes, out: Values) -> int:
-    """Write which elements or rows of a dense array are not zero, and those.
+    """Encode the non-zero elements or rows of a dense array as a bitmap and their values.
 
     Parameters
     ----------
     dense : ndarray, shape (size,) or (size, width)
-        Of any dtype with items of 1, 2, 4, 8 or 16 bytes. An element is not zero if any of its bits is set, so -0.0 is not.
+        Of any dtype with items of 1, 2, 4, 8 or 16 bytes. An element counts as non-zero if any of its bits is set, so -0.0 does.
     bits : ndarray of uint8, shape (ceil(size / 8),)
         Overwritten, as by :func:`encode_bitmap`.
     out : ndarray, shape (room,) or (room, width)
-        Of the dtype of ``dense``. What it holds is undefined if there is not enough room for all.
+        Of the dtype of ``dense``. Its content is undefined if it is too short.
 
     Returns
     -------
     int
-        How many are not zero, which may be more than there is room for.
+        The number of non-zero elements or rows, which may exceed the length of ``out``.
 
     Raises
     ------
     StreamError
-        If lengths, widths or dtypes do not fit together, or an array has gaps.
+        If lengths, widths or dtypes do not match, or an array is not contiguous.
 
-    Examples
+        Examples
     --------
     >>> bits, values, dense = np.empty(1, np.uint8), np.empty(4), np.array([0.0, 1.5, 0.0, -0.0])
     >>> count = encode_nonzero(dense, bits, values)
@@ -136,7 +136,7 @@ def encode_nonzero(dense: Values, bits: Bytes, out: Values) -> int:
 
 
 def decode_nonzero(bits: Bytes, values: Values, out: Values) -> bool:
-    """Fill a dense array with what :func:`encode_nonzero` wrote.
+    """Decode into a dense array what :func:`encode_nonzero` wrote.
 
     Parameters
     ----------
@@ -148,7 +148,7 @@ def decode_nonzero(bits: Bytes, values: Values, out: Values) -> bool:
     Returns
     -------
     bool
-        Whether ``bits`` has as many bits set as there are values, and none beyond ``out``. If not, what ``out`` holds is undefined.
+        True if ``bits`` has as many bits set as there are values, and none beyond ``out``. Otherwise the content of ``out`` is undefined.
 
     Raises
     ------
@@ -172,7 +172,7 @@ def decode_nonzero(bits: Bytes, values: Values, out: Values) -> bool:
 
 
 def _check_bytes(what: str, octets: Bytes, **arrays: Values) -> None:
-    """Refuse bytes that are none, and arrays that are not alike."""
+    """Raise an error unless ``octets`` are bytes and the arrays have the same dtype and width."""
     first = next(iter(arrays.values()))
     alike = all(array.dtype == first.dtype and array.shape[1:] == first.shape[1:] and array.ndim in (1, 2) for array in arrays.values())
     if not alike or octets.ndim != 1 or octets.dtype != _BYTES or ("indices" in arrays and first.ndim != 1):
@@ -186,7 +186,7 @@ def _check_writeable(*arrays: Values) -> None:
 
 
 def _unsigned(array: Values) -> Any:
-    """The same memory as unsigned integers, of 16 bytes as two."""
+    """Return a view as unsigned integers; items of 16 bytes become two."""
     if not array.flags.c_contiguous or array.itemsize not in (1, 2, 4, 8, 16):
         raise StreamError(f"an array of {array.dtype} with strides {array.strides} is not C-contiguous, or of items that have no bitmap")
     if array.itemsize < 16:

@@ -1,4 +1,4 @@
-"""Compile each kernel once a machine: the first process to need it compiles and caches it, the others wait and load it."""
+"""Compile each kernel once per machine: the first process that needs it compiles and caches it, others wait and load it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from numba.core.errors import NumbaWarning
 
 __all__ = ["compiled_entry", "inlined", "kernel"]
 
-# What is compiled beside the code itself, to be called from C and from Python: of a kernel only the latter is used, of what kernels
-# call neither, which takes a third of the time of compiling a merge. The latter counts no references to arrays either: it makes none,
-# and to count those it is given takes locked instructions at every call. (numba's stubs know none of these names.)
+# numba also compiles wrappers for calls from C and from Python. A kernel needs only the latter, and functions inside kernels neither, which
+# saves a third of the time to compile a merge. The latter also have no reference counting (_nrt): they allocate no arrays, and counting
+# takes locked instructions at every call. (numba's stubs do not declare these names.)
 _KERNEL: Any = {"nogil": True, "no_cfunc_wrapper": True}
 _PART: Any = {"_nrt": False, "nogil": True, "no_cfunc_wrapper": True, "no_cpython_wrapper": True, "forceinline": True}
 
-LOCK_TIMEOUT = 60.0  # seconds; a kernel compiles in a few at most, so who waits this long has met a stopped process
+LOCK_TIMEOUT = 60.0  # seconds; a kernel compiles in a few, so after this the process that holds the lock has probably been stopped
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """Decorate a kernel: releases the GIL, compiled on demand, cached on disk where a directory can be written."""
+    """Decorate a kernel: compiled on demand, without the GIL, and cached on disk if a cache directory is writeable."""
     try:
         return numba.njit(cache=True, **_KERNEL)(function)
     except RuntimeError:  # numba found neither __pycache__ nor a user cache directory that it can write
@@ -34,50 +34,50 @@ def kernel(function: Callable[..., Any]) -> Any:
 
 
 def inlined(function: Callable[..., Any]) -> Any:
-    """Decorate what only kernels call: it becomes a part of each, and makes no arrays."""
+    """Decorate a function that only kernels call. It is inlined into each, and must not allocate arrays."""
     return numba.njit(**_PART)(function)
 
 
 def compiled_entry(dispatcher: Any, signature: tuple[Any, ...]) -> Callable[..., Any]:
-    """The machine code of a kernel for one signature, as a function that skips numba's look-up of argument types.
+    """Return the compiled code of a kernel for one signature, as a function that skips numba's look-up of argument types.
 
     Parameters
     ----------
     dispatcher : numba dispatcher
-        What :func:`kernel` returned.
+        The result of :func:`kernel`.
     signature : tuple of numba types
-        The argument types; calls are not checked against them beyond item size and number of dimensions.
+        The argument types. Calls are checked only for item size and number of dimensions.
 
     Returns
     -------
     callable
-        Takes about 0.2 microseconds a call where the dispatcher takes several for read-only arrays.
+        A call takes about 0.2 microseconds; numba's dispatcher takes several for read-only arrays.
     """
     known = dispatcher.overloads.get(signature)
-    if known is not None:  # looking for it on disk would take milliseconds
+    if known is not None:  # avoids a look-up on disk, which takes milliseconds
         return known.entry_point  # type: ignore[no-any-return]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NumbaWarning)
         try:
-            # Preparing numba takes 0.2 s and loading from the cache 3 ms; only who has to compile takes the lock.
+            # Preparing numba takes 0.2 s and loading from the cache 3 ms; the lock is needed only to compile.
             with global_compiler_lock:  # threads may use the library for the first time at once
                 dispatcher.typingctx.refresh()
                 dispatcher.targetctx.refresh()
                 cached = dispatcher._cache.load_overload(signature, dispatcher.targetctx)
-                if cached is not None:  # what compile() does with it, which would load it once more
+                if cached is not None:  # as compile() does, without loading it again
                     dispatcher.targetctx.insert_user_function(cached.entry_point, cached.fndesc, [cached.library])
                     dispatcher.add_overload(cached)
                     return cached.entry_point  # type: ignore[no-any-return]
             with _only_process(dispatcher):
                 entry = dispatcher.compile(signature)
-        except (OSError, EOFError, pickle.UnpicklingError):  # the disk is full, or a cache file damaged: do without
+        except (OSError, EOFError, pickle.UnpicklingError):  # the disk is full or a cache file is damaged: compile without a cache
             entry = numba.njit(**_KERNEL)(dispatcher.py_func).compile(signature)
     return entry  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager
 def _only_process(dispatcher: Any) -> Iterator[None]:
-    """Hold the lock of a kernel in its cache directory, which also keeps its index file from being rewritten by two at once."""
+    """Hold the lock of a kernel in its cache directory, which also protects the index file of the cache."""
     folder = dispatcher.stats.cache_path
     lock = filelock.FileLock(os.path.join(folder, f"{dispatcher.py_func.__name__}.lock")) if folder else None
     try:

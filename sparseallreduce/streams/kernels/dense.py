@@ -1,4 +1,4 @@
-"""Values to and from places of a dense array."""
+"""Read and write values at positions of a dense array."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sparseallreduce.streams.operator import Operator
 
 __all__ = ["gather_present", "scatter", "scatter_set"]
 
-_BITS: dict[np.dtype[Any], np.dtype[Any]] = {  # of which dtype the bits of values are
+_BITS: dict[np.dtype[Any], np.dtype[Any]] = {  # unsigned dtype for the bits of values
     **dict.fromkeys(HALVES, np.dtype(np.uint16)),
     **{np.dtype(name): UINT32 for name in ("float32", "int32")},
     **{np.dtype(name): UINT64 for name in ("float64", "int64")},
@@ -34,16 +34,15 @@ def scatter(indices: Indices, values: Values, lo: int, op: Operator, dense: Valu
         Strictly increasing, each in ``[lo, lo + len(dense))``.
     values : ndarray, shape (n,) or (n, width)
     lo : int
-        The index that ``dense[0]`` stands for.
-    op : Operator
+        The index of ``dense[0]``. op : Operator
     dense : ndarray, shape (size,) or (size, width)
-        Changed in place; of the dtype of ``values``.
+        Modified in place; of the dtype of ``values``.
 
     Raises
     ------
     StreamError
-        If an index lies outside of ``dense``, after what lies inside has been combined; or, before anything has, if the first or the
-        last does, lengths, widths, dimensions or dtypes do not fit together, an array has gaps, or ``dense`` is read-only.
+        If lengths, widths, dimensions or dtypes do not match, an array is not contiguous, ``dense`` is read-only, or the first or last
+        index is out of range; nothing has then been modified. Also if another index is out of range; all others have then been combined.
     """
     if not values.__class__ is dense.__class__ is np.ndarray:
         device = device_kernels(indices, values, dense)
@@ -93,23 +92,20 @@ def _scatter_error(indices: Indices, values: Values, lo: int, dense: Values) -> 
 
 
 def gather_present(dense: Values, lo: int, index_dtype: DTypeLike) -> tuple[Indices, Values]:
-    """Find what is not zero in a dense array.
+    """Return the indices and values of the non-zero elements or rows of a dense array.
 
     Parameters
     ----------
     dense : ndarray, shape (size,) or (size, width)
     lo : int
-        The index that ``dense[0]`` stands for.
-    index_dtype : {uint32, uint64}
-        Dtype of the indices; it must hold ``lo + size - 1``.
+        The index of ``dense[0]``. index_dtype : {uint32, uint64} Dtype of the indices; it must hold ``lo + size - 1``.
 
     Returns
     -------
     indices : ndarray, shape (n,)
-        ``lo`` plus the positions of the elements that are not zero, or of the rows that have such an element. NaN is not zero,
-        and -0.0 is.
+        ``lo`` plus the positions of the non-zero elements, or of the rows that have one. NaN counts as non-zero, -0.0 as zero.
     values : ndarray, shape (n,) or (n, width)
-        A copy of what is there.
+        A copy of the elements or rows at these positions.
 
     Raises
     ------
@@ -144,7 +140,7 @@ def gather_present(dense: Values, lo: int, index_dtype: DTypeLike) -> tuple[Indi
 
 
 def _as_bits(values: Values, bits: np.dtype[Any], complex_: bool) -> Values:
-    """The same memory as unsigned integers."""
+    """Return a view as unsigned integers."""
     if not complex_:
         return values.view(bits)
     if not values.flags.c_contiguous:
@@ -153,9 +149,9 @@ def _as_bits(values: Values, bits: np.dtype[Any], complex_: bool) -> Values:
 
 
 def _expected_present(bits: Values, mask: int) -> int:
-    """Room for what a dense array probably holds, by a sample, so that large ones need not be read twice."""
+    """Return a buffer size for the non-zeros of a dense array, estimated from a sample, so that it is rarely read twice."""
     blocks = len(bits) // 2048
     if bits.ndim != 1 or blocks < 32 or not bits.flags.c_contiguous:
         return 0
     sample = bits[: blocks * 2048].reshape(blocks, 2048)[:, :64] & bits.dtype.type(mask)
-    return min(len(bits), 48 * int(np.count_nonzero(sample)) + 4096)  # half as much again, which is never touched
+    return min(len(bits), 48 * int(np.count_nonzero(sample)) + 4096)  # half as much again; unused memory is never touched

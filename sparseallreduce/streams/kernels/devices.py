@@ -1,4 +1,4 @@
-"""Which GPU is this rank's, and on which of its streams a thread's work goes: what the array module is asked besides arrays."""
+"""Determine this rank's GPU and the CUDA stream of a thread."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 
 __all__ = ["LOCAL_RANKS", "Queue", "local_rank", "numbered"]
 
-# What launchers tell a process of its place among those of its host: MPICH and Intel MPI, Open MPI, MVAPICH, Cray PALS, IBM's jsrun, Flux,
-# torchrun, Slurm. Those of the MPI library come first: srun sets its own for mpiexec, too, where it starts that.
+# Variables with the number of a process on its host: of MPICH and Intel MPI, Open MPI, MVAPICH, Cray PALS, IBM's jsrun, Flux, torchrun,
+# Slurm. Those of MPI libraries come first, since srun also sets its own for an mpiexec that it starts.
 LOCAL_RANKS = (
     "MPI_LOCALRANKID",
     "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -26,8 +26,10 @@ LOCAL_RANKS = (
 
 
 def local_rank(environment: Mapping[str, str] | None = None) -> int:
-    """The place of this process among those of its host, as its launcher tells; 0 if none does.
+    """Return the number of this process on its host, as set by its launcher; 0 without one.
 
+    Examples
+    --------
     >>> local_rank({"OMPI_COMM_WORLD_LOCAL_RANK": "3"}), local_rank({})
     (3, 0)
     """
@@ -37,15 +39,15 @@ def local_rank(environment: Mapping[str, str] | None = None) -> int:
 
 
 def numbered(place: int, xp: Any) -> int:
-    """The number of the GPU of the process at a place on its host: one after the other, and again from the first where there are fewer."""
+    """Return the GPU of process ``place`` of a host; GPUs are assigned in order, and reused if there are fewer than processes."""
     return place % max(1, int(xp.cuda.runtime.getDeviceCount()))
 
 
 class Queue:
-    """A device and the stream on it that are current in a thread, to be current again elsewhere: ``with queue``.
+    """The device and CUDA stream that are current in a thread, to be made current elsewhere by ``with queue``.
 
-    What is known of the order of work on a GPU is the order on its streams. An operation does its work on the stream that was current when
-    it was called, whichever thread moves it on.
+    Work on a GPU is ordered by its stream. An operation works on the stream that was current when it was called, in whichever thread it
+    progresses.
     """
 
     def __init__(self, xp: Any) -> None:
@@ -53,10 +55,10 @@ class Queue:
         self.device, self.stream = xp.cuda.Device(), xp.cuda.get_current_stream()
 
     def room(self, lengths: Iterable[int]) -> list[Any]:
-        """Arrays of so many bytes each, which others than this stream may write to at once."""
+        """Return device arrays of these sizes in bytes, which other streams may write to immediately."""
         with self:
             arrays = [self.xp.empty(length, np.uint8) for length in lengths]
-            self.stream.synchronize()  # their memory may be that of arrays which kernels still read
+            self.stream.synchronize()  # kernels may still read earlier arrays in the same memory
         return arrays
 
     def __enter__(self) -> Queue:

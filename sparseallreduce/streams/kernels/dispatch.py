@@ -1,12 +1,10 @@
-"""Which code a call runs on: what numba compiles for the dtypes at hand or, where it does not, plain NumPy.
+"""Find the code for a call: numba's for the dtypes at hand, otherwise plain NumPy.
 
-A caller looks for the compiled code of a kernel, and turns to :mod:`~sparseallreduce.streams.kernels.reference` if there is none::
+A caller looks for the compiled kernel, and uses :mod:`~sparseallreduce.streams.kernels.reference` if there is none::
 
-    key = ("rows.sum_rows", SUM.ufunc, rows.dtype, values.dtype, 1)
-    entry = known(key) or find(*key)
+    key = ("rows.sum_rows", SUM.ufunc, rows.dtype, values.dtype, 1) entry = known(key) or find(*key)
 
-A small sum takes ten microseconds in all, so that frequent callers first look among what is known, without a call of ours, and some
-without giving the key a name, which takes a twentieth of the time of a scatter of ten entries.
+A small sum takes ten microseconds in total. Frequent callers therefore look among the known entries first, without a call of this module.
 """
 
 from __future__ import annotations
@@ -20,28 +18,28 @@ __all__ = ["find", "known"]
 
 _INDEX_DTYPES = (np.dtype(np.uint32), np.dtype(np.uint64))
 _entries: dict[tuple[Any, ...], Callable[..., Any]] = {}
-known = _entries.get  # what was found, by all that it was looked for; bound here, since a method of an imported name is bound at each call
+known = _entries.get  # kernels found so far, by all arguments of `find`; bound here, which saves an attribute look-up at each call
 
 
 def find(name: str, operator: Any, index_dtype: np.dtype[Any], value_dtype: np.dtype[Any], ndim: int = 1) -> Callable[..., Any] | None:
-    """The compiled code of a kernel for an operator and dtypes; None where there is none.
+    """Return the compiled kernel for an operator and dtypes; None if there is none.
 
     Parameters
     ----------
     name : str
-        Of its module among the compiled ones, and its own: ``"merging.merge"``.
+        Module and name of the kernel: ``"merging.merge"``.
     operator : callable, "replace" or None
         The ufunc that it applies to two values; None if it applies none.
     index_dtype, value_dtype : numpy dtype
-        If there are no indices, or no values, any of those that are compiled.
+        Any compiled dtype for a kernel without indices, or without values.
     ndim : {1, 2}
-        Of the array of values.
+        Dimensions of the array of values.
     """
     key = (name, operator, index_dtype, value_dtype, ndim)
     entry = known(key)
     if entry is not None:
         return entry
-    from numba.core import config  # only here: to import it takes half a second, which a user who never reduces a stream should not pay
+    from numba.core import config  # imported here, since it takes half a second that a program without reductions should not pay
 
     if config.DISABLE_JIT or index_dtype not in _INDEX_DTYPES or ndim not in (1, 2):  # type: ignore[attr-defined]
         return None

@@ -1,4 +1,4 @@
-"""Sorted index sets as bytes: the gaps between indices, close to as few bits as their entropy."""
+"""Encode sorted index sets as the gaps between indices, in close to their entropy."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ __all__ = ["decode_gaps", "encode_gaps", "gaps_bound"]
 Bytes = NDArray[np.uint8]
 
 _BYTES = np.dtype(np.uint8)
-_SLACK = 160  # bytes: the words that are written beyond the end, and what a few gaps of more than GAPS_LOW bits take
+_SLACK = 160  # bytes for words written beyond the end, and for a few gaps of more than GAPS_LOW bits
 
 
 def gaps_bound(count: int, index_dtype: DTypeLike) -> int:
-    """The most bytes that :func:`encode_gaps` needs room for.
+    """Return the buffer size in bytes that :func:`encode_gaps` needs.
 
+    Examples
+    --------
     >>> gaps_bound(0, np.uint32), gaps_bound(8192, np.uint32)
     (160, 34024)
     """
@@ -30,29 +32,29 @@ def gaps_bound(count: int, index_dtype: DTypeLike) -> int:
 
 
 def encode_gaps(indices: Indices, lo: int, out: Bytes) -> int:
-    """Write a sorted index set as the gaps between indices, in blocks that each have the parameter of a Rice code that suits them.
+    """Encode a sorted index set as the gaps between indices, in blocks of Rice codes with a parameter for each block.
 
-    Uniformly random sets take 1 to 3 % more than the entropy of their gaps, sets of runs of consecutive indices far less than a bit an
-    index. The format is that of :mod:`sparseallreduce.streams.kernels.reference.gaps`.
+    Uniformly random sets take 1 to 3 % more than the entropy of their gaps, runs of consecutive indices far less than a bit for each index.
+    The format is described in :mod:`sparseallreduce.streams.kernels.reference.gaps`.
 
     Parameters
     ----------
     indices : ndarray of uint32 or uint64, shape (n,)
         Strictly increasing.
     lo : int
-        From where the first gap is counted; the reader must know it.
+        Start of the first gap; the decoder must know it.
     out : ndarray of uint8
-        With room for ``gaps_bound(n, indices.dtype)`` bytes. What it holds beyond the returned length is undefined afterwards.
+        At least ``gaps_bound(n, indices.dtype)`` bytes. Its content beyond the returned length is undefined.
 
     Returns
     -------
     int
-        The bytes written.
+        The number of bytes written.
 
-    Raises
+        Raises
     ------
     StreamError
-        If the indices do not increase or begin below ``lo``, there is not enough room, or an array has gaps or another dtype.
+        If indices are not increasing or less than ``lo``, ``out`` is too short, or an array is not contiguous or has another dtype.
 
     Examples
     --------
@@ -80,27 +82,27 @@ def encode_gaps(indices: Indices, lo: int, out: Bytes) -> int:
 
 
 def decode_gaps(octets: Bytes, lo: int, hi: int, out: Indices) -> bool:
-    """Read what :func:`encode_gaps` wrote.
+    """Decode an index set written by :func:`encode_gaps`.
 
     Parameters
     ----------
     octets : ndarray of uint8
-        Exactly the bytes written, or any others.
+        The bytes written; any other bytes are safe, too.
     lo, hi : int
         The range of the indices.
     out : ndarray of uint32 or uint64, shape (n,)
-        As long as there are indices.
+        One element for each index.
 
-    Returns
+        Returns
     -------
     bool
-        Whether ``out`` now holds strictly increasing indices in ``[lo, hi)`` that took all of the bytes. If not, what it holds is
+        True if ``out`` holds strictly increasing indices in ``[lo, hi)``, decoded from exactly these bytes. Otherwise its content is
         undefined.
 
     Raises
     ------
     StreamError
-        If an array has gaps or another dtype.
+        If an array is not contiguous or has another dtype.
     """
     if not type(octets) is type(out) is np.ndarray:
         device = device_kernels(octets, out)

@@ -1,6 +1,6 @@
-"""What NumPy's and Python's operations do not express, for compiled loops: instructions of the processor, and vectors of 64 values.
+"""Processor instructions and vector operations for compiled loops that NumPy and Python cannot express.
 
-This is the only text that LLVM takes from us; kernels are written in Python.
+This is the only code that generates LLVM instructions; kernels are written in Python.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ __all__ = [
     "stream_16_bytes",
 ]
 
-LINE = 64  # bytes that a core fetches at once: what one process writes and others read starts at multiples of it
+LINE = 64  # bytes of a cache line, to which memory shared by processes is aligned
 GROUP = 64  # values compared together
-LANES = 8  # sums that grow side by side, each of every eighth value
+LANES = 8  # parallel partial sums, each of every eighth value
 
-_AHEAD = 4096  # bytes from where memory is read to where it is asked for
+_AHEAD = 4096  # distance in bytes of prefetches
 _MIX = (0x7FEB352D, 0x846CA68B)  # lowbias32, a hash of 32 bits whose multipliers were searched for (C. Wellons)
 
 _INT32 = ir.IntType(32)
-_READ, _WRITE = _INT32(0), _INT32(1)  # what a line is fetched for
+_READ, _WRITE = _INT32(0), _INT32(1)  # purpose of a prefetch
 
 
 def _intrinsic(function: Any) -> Any:
@@ -65,13 +65,13 @@ def _intrinsic(function: Any) -> Any:
 
 @_intrinsic
 def prefetch(typing: Any, array: Any, index: Any) -> Any:
-    """Ask the processor to bring the cache line of an array's element; the program goes on at once."""
+    """Prefetch the cache line of an array's element, without waiting for it."""
     return types.void(array, types.uint64), _prefetching(_READ)
 
 
 @_intrinsic
 def prefetch_to_write(typing: Any, array: Any, index: Any) -> Any:
-    """As :func:`prefetch`, of an element that is going to be changed: the caches of other cores are to give the line up."""
+    """Prefetch the cache line of an element that will be modified, so that other cores give it up."""
     return types.void(array, types.uint64), _prefetching(_WRITE)
 
 
@@ -84,7 +84,7 @@ def _prefetching(purpose: ir.Constant) -> Any:
 
 
 def _prefetch(builder: Any, pointer: Any, purpose: ir.Constant, places: range = range(1)) -> None:
-    """Fetch what lies so many bytes behind a pointer, into all levels of cache, as data; where there is nothing, nothing happens."""
+    """Prefetch the lines at these offsets from a pointer into all cache levels; invalid addresses have no effect."""
     byte = builder.bitcast(pointer, ir.IntType(8).as_pointer())
     kind = ir.FunctionType(ir.VoidType(), [byte.type, _INT32, _INT32, _INT32])
     prefetch = builder.module.declare_intrinsic("llvm.prefetch", [byte.type], kind)
@@ -93,7 +93,7 @@ def _prefetch(builder: Any, pointer: Any, purpose: ir.Constant, places: range = 
 
 
 def _element(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
-    """A pointer to a flat position of an array; of one dimension, if its elements do not lie side by side."""
+    """Return a pointer to an element by its flat position; a non-contiguous array must have one dimension."""
     made = context.make_array(array_type)(context, builder, array)
     if array_type.ndim > 1 or array_type.layout in "CF":
         return builder.gep(made.data, [index])
@@ -103,7 +103,7 @@ def _element(context: Any, builder: Any, array_type: Any, array: Any, index: Any
 
 @_intrinsic
 def address_of(typing: Any, array: Any, index: Any) -> Any:
-    """The address of an element."""
+    """Return the address of an element."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.ptrtoint(_element(context, builder, signature.args[0], *arguments), ir.IntType(64))
@@ -113,7 +113,7 @@ def address_of(typing: Any, array: Any, index: Any) -> Any:
 
 @_intrinsic
 def stream_16_bytes(typing: Any, target: Any, to: Any, source: Any, start: Any) -> Any:
-    """Copy 16 bytes past the caches, between flat positions of two arrays; in the target to a multiple of 16 bytes."""
+    """Copy 16 bytes past the caches, between flat positions of two arrays; the target must be aligned to 16 bytes."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         target, to, source, start = arguments
@@ -129,7 +129,7 @@ def stream_16_bytes(typing: Any, target: Any, to: Any, source: Any, start: Any) 
 
 @_intrinsic
 def finish_streaming(typing: Any) -> Any:
-    """Let what was written past the caches be seen by others before what is written from now on."""
+    """Make data written past the caches visible to others before any later write."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         builder.fence("seq_cst")
@@ -140,7 +140,7 @@ def finish_streaming(typing: Any) -> Any:
 
 @_intrinsic
 def load_word(typing: Any, octets: Any, at: Any) -> Any:
-    """Eight bytes of an array of uint8 as a uint64, the first as the lowest."""
+    """Load eight bytes of a uint8 array as a uint64, lowest byte first."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         octets, at = arguments
@@ -151,7 +151,7 @@ def load_word(typing: Any, octets: Any, at: Any) -> Any:
 
 @_intrinsic
 def store_word(typing: Any, octets: Any, at: Any, word: Any) -> Any:
-    """Write a uint64 as eight bytes of an array of uint8, the lowest first."""
+    """Store a uint64 as eight bytes of a uint8 array, lowest byte first."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         octets, at, word = arguments
@@ -163,7 +163,7 @@ def store_word(typing: Any, octets: Any, at: Any, word: Any) -> Any:
 
 @_intrinsic
 def load_acquire(typing: Any, array: Any, index: Any) -> Any:
-    """An element of a uint64 array that another process may be writing; nothing that follows is read before it."""
+    """Load an element of a uint64 array that another process may write; later reads are not moved before it."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.load_atomic(_element(context, builder, signature.args[0], *arguments), "acquire", 8)
@@ -173,7 +173,7 @@ def load_acquire(typing: Any, array: Any, index: Any) -> Any:
 
 @_intrinsic
 def store_release(typing: Any, array: Any, index: Any, value: Any) -> Any:
-    """Write an element of a uint64 array that another process may be reading, after all that came before."""
+    """Store an element of a uint64 array that another process may read, ordered after all previous accesses."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         builder.store_atomic(arguments[2], _element(context, builder, signature.args[0], *arguments[:2]), "release", 8)
@@ -184,7 +184,7 @@ def store_release(typing: Any, array: Any, index: Any, value: Any) -> Any:
 
 @_intrinsic
 def compare_exchange(typing: Any, array: Any, index: Any, expected: Any, value: Any) -> Any:
-    """Write an element of a uint64 array that other processes may be writing, if it is as expected; return whether it was."""
+    """Write an element of a uint64 array atomically if it has the expected value; return whether it had."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         word = _element(context, builder, signature.args[0], *arguments[:2])
@@ -195,7 +195,7 @@ def compare_exchange(typing: Any, array: Any, index: Any, expected: Any, value: 
 
 @_intrinsic
 def call(typing: Any, address: Any) -> Any:
-    """Call the C function without parameters that lies at an address, and return its int."""
+    """Call the C function without parameters at an address, and return its int."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.call(builder.inttoptr(arguments[0], ir.FunctionType(_INT32, []).as_pointer()), [])
@@ -205,7 +205,7 @@ def call(typing: Any, address: Any) -> Any:
 
 @_intrinsic
 def count_bits(typing: Any, word: Any) -> Any:
-    """How many bits of a uint64 are set."""
+    """Return the number of set bits of a uint64."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.ctpop(arguments[0])
@@ -215,7 +215,7 @@ def count_bits(typing: Any, word: Any) -> Any:
 
 @_intrinsic
 def as_bits(typing: Any, value: Any) -> Any:
-    """The bits of a float as an unsigned integer."""
+    """Return the bits of a float as an unsigned integer."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.bitcast(arguments[0], ir.IntType(signature.return_type.bitwidth))
@@ -225,7 +225,7 @@ def as_bits(typing: Any, value: Any) -> Any:
 
 @_intrinsic
 def as_float(typing: Any, bits: Any) -> Any:
-    """The float32 or float64 that has the bits of a uint32 or uint64."""
+    """Return the float32 or float64 with the bits of a uint32 or uint64."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.bitcast(arguments[0], ir.DoubleType() if bits == types.uint64 else ir.FloatType())
@@ -235,7 +235,7 @@ def as_float(typing: Any, bits: Any) -> Any:
 
 @_intrinsic
 def lowest_bit(typing: Any, word: Any) -> Any:
-    """The place of the lowest bit that is set in a uint64; 64 if none is."""
+    """Return the position of the lowest set bit of a uint64; 64 if none is set."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.cttz(arguments[0], ir.IntType(1)(0))
@@ -259,10 +259,10 @@ def move(typing: Any, target: Any, to: Any, source: Any, start: Any, count: Any)
 
 @_intrinsic
 def select(typing: Any, condition: Any, a: Any, b: Any) -> Any:
-    """``a if condition else b`` without a branch.
+    """Return ``a if condition else b`` without a branch.
 
-    On x86 before AVX-512, LLVM turns such a choice between floats into a branch (measured: 4.8 instead of 1.5 ns an output of a
-    merge). There the bits go through integer registers, with an empty assembly statement that LLVM cannot optimise away.
+    On x86 before AVX-512, LLVM turns such a choice between floats into a branch (measured: 4.8 instead of 1.5 ns an output of a merge).
+    There the bits go through integer registers, with an empty assembly statement that LLVM cannot optimise away.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -282,7 +282,7 @@ def select(typing: Any, condition: Any, a: Any, b: Any) -> Any:
 
 @_intrinsic
 def present_of_64(typing: Any, bits: Any, start: Any, mask: Any) -> Any:
-    """Which of 64 elements have a bit under ``mask``, as the bits of an integer; numba alone would test them one by one."""
+    """Return a bit mask of the 64 elements that have a bit under ``mask``; numba alone would test them one by one."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         bits, start, mask = arguments
@@ -296,7 +296,7 @@ def present_of_64(typing: Any, bits: Any, start: Any, mask: Any) -> Any:
 
 @_intrinsic
 def over_of_64(typing: Any, bits: Any, start: Any, over: Any) -> Any:
-    """Which of 64 values have a magnitude above ``over``, as the bits of an integer."""
+    """Return a bit mask of the 64 values whose magnitude is above ``over``."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         bits, start, over = arguments
@@ -328,7 +328,7 @@ def add_over_of_64(typing: Any, accumulator: Any, gradient: Any, start: Any, ove
 
 @_intrinsic
 def gap_cost(typing: Any, indices: Any, at: Any, low: Any, limit: Any, exception: Any) -> Any:
-    """The gap before an index without its ``low`` lowest bits, or ``exception`` if that is above ``limit``; both fit into 32 bits.
+    """Return the gap before an index without its ``low`` lowest bits, or ``exception`` if that is above ``limit``; both fit into 32 bits.
 
     numba alone would widen 32-bit indices to 64 bits, and LLVM would compare half as many at a time.
     """
@@ -347,7 +347,7 @@ def gap_cost(typing: Any, indices: Any, at: Any, low: Any, limit: Any, exception
 
 @_intrinsic
 def leading_zeros(typing: Any, integer: Any) -> Any:
-    """How many bits of a uint64 are not set above the highest that is."""
+    """Return the number of leading zero bits of a uint64."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.ctlz(arguments[0], ir.IntType(1)(0))
@@ -356,9 +356,9 @@ def leading_zeros(typing: Any, integer: Any) -> Any:
 
 
 def _sums(signed: bool, fused: bool) -> Any:
-    """An intrinsic that adds up values in lanes of float64, those not finite as zeros.
+    """Return an intrinsic that sums values in lanes of float64, counting non-finite ones as zeros.
 
-    ``signed`` sums up the values and their squares; else their magnitudes are summed up, and the largest is found.
+    With ``signed`` it sums the values and their squares, otherwise their magnitudes, and finds the largest.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -413,7 +413,7 @@ norms_of, norms_of_sum = _sums(signed=False, fused=False), _sums(signed=False, f
 
 @_intrinsic
 def drawn_of_64(typing: Any, values: Any, start: Any, unit: Any, shift: Any, scale: Any, seed: Any) -> Any:
-    """Which of 64 values are drawn with probability ``(magnitude * unit + shift) * scale``, as the bits of an integer."""
+    """Return a bit mask of 64 values, each drawn with probability ``(magnitude * unit + shift) * scale``."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         values, start, unit, shift, scale, seed = arguments
@@ -444,12 +444,12 @@ def drawn_of_64(typing: Any, values: Any, start: Any, unit: Any, shift: Any, sca
 
 
 def _vector(context: Any, builder: Any, array_type: Any, array: Any, start: Any, vector: Any) -> Any:
-    """A pointer to some elements of an array as a vector."""
+    """Return a pointer to consecutive elements of an array as a vector."""
     return builder.bitcast(_element(context, builder, array_type, array, start), vector.as_pointer())
 
 
 def _ask_ahead(builder: Any, pointer: Any, size: int) -> None:
-    """Ask for as many bytes as are read now, further on in memory."""
+    """Prefetch as many bytes as are read now, further on in memory."""
     _prefetch(builder, pointer, _READ, range(_AHEAD, _AHEAD + size, LINE))
 
 

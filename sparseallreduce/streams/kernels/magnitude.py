@@ -1,4 +1,4 @@
-"""Magnitudes as integers: the bits of a float without its sign, which are ordered as the magnitudes are, with NaN above infinity."""
+"""Magnitudes as integer keys: the bits of a float without its sign have the same order as the magnitudes, with NaN above infinity."""
 
 from __future__ import annotations
 
@@ -17,35 +17,37 @@ _MASK = {dtype: int(np.iinfo(dtype).max) for dtype in _DTYPES}
 
 
 def bits_of(array: Array) -> Array:
-    """The same memory as signed integers."""
+    """Return a view as signed integers."""
     return array.view(f"i{array.itemsize}")
 
 
 def mask(dtype: np.dtype[Any]) -> int:
-    """All bits but the sign."""
+    """Return a mask of all bits but the sign."""
     return _MASK[dtype]
 
 
 def last(array: Array) -> int:
-    """The largest key that the values of an array can have."""
+    """Return the largest possible key of an array's values."""
     return mask(np.dtype(f"i{array.itemsize}"))
 
 
 def nan(dtype: np.dtype[Any]) -> int:
-    """The key that all NaN share."""
+    """Return the key of every NaN."""
     return _INFINITY[dtype] + 1
 
 
 def keys(array: Array) -> Array:
-    """The magnitudes as integers, NaN all alike."""
+    """Return the keys of an array's magnitudes."""
     bits = bits_of(array)
     magnitudes: Array = np.minimum(bits & bits.dtype.type(mask(bits.dtype)), bits.dtype.type(nan(bits.dtype)))
     return magnitudes
 
 
 def key_of(threshold: float, dtype: np.dtype[Any]) -> int:
-    """The smallest key of a magnitude that is at least ``threshold``, which may lie between two floats of ``dtype``.
+    """Return the smallest key of a magnitude that is at least ``threshold``, which may lie between two floats of ``dtype``.
 
+    Examples
+    --------
     >>> from_key(key_of(0.1, np.dtype("float32")), np.dtype("float32")) >= 0.1
     True
     """
@@ -57,5 +59,5 @@ def key_of(threshold: float, dtype: np.dtype[Any]) -> int:
 
 
 def from_key(key: int, dtype: np.dtype[Any]) -> float:
-    """The magnitude that a key stands for."""
+    """Return the magnitude that a key represents."""
     return float(np.array([key], f"i{dtype.itemsize}").view(dtype)[0])

@@ -1,4 +1,4 @@
-"""Two index sets and their values: their union, and what they share."""
+"""The union and the intersection of two index sets with values."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = ["merge", "merged", "shared"]
 
 
 def merged(ia: Indices, va: Values, ib: Indices, vb: Values, op: Operator) -> tuple[Indices, Values]:
-    """The union of two sorted index sets and their values, as :func:`merge` writes it, in arrays of its own.
+    """Return the union of two sorted index sets with their values in new arrays; see :func:`merge`.
 
-    On a device the entries are counted before there are arrays for them; on the host arrays with room for all are made, and cut.
+    On a device the entries are counted before arrays are allocated; on the host, arrays for all entries are allocated and cut.
     """
     if not va.__class__ is vb.__class__ is np.ndarray:
         device = device_kernels(ia, va, ib, vb)
@@ -35,7 +35,7 @@ def merged(ia: Indices, va: Values, ib: Indices, vb: Values, op: Operator) -> tu
 
 
 def merge(ia: Indices, va: Values, ib: Indices, vb: Values, op: Operator, iout: Indices, vout: Values) -> int:
-    """Write the union of two sorted index sets and their values.
+    """Write the union of two sorted index sets with their values.
 
     Parameters
     ----------
@@ -44,10 +44,9 @@ def merge(ia: Indices, va: Values, ib: Indices, vb: Values, op: Operator, iout: 
     va, vb : ndarray, shapes (m,) and (n,), or (m, width) and (n, width)
         Their values, both of one dtype.
     op : Operator
-        Where both hold an index, the output is ``op.ufunc(va, vb)``; else a bit-exact copy of the one value.
+        For an index in both sets the output is ``op.ufunc(va, vb)``, otherwise a bit-exact copy of the one value.
     iout, vout : ndarray
-        The outputs, of the dtypes of the inputs and with room for at least ``m + n`` entries. What they hold beyond the
-        returned length is undefined afterwards.
+        The outputs, of the dtypes of the inputs and at least ``m + n`` entries long. Their content beyond the returned length is undefined.
 
     Returns
     -------
@@ -57,12 +56,12 @@ def merge(ia: Indices, va: Values, ib: Indices, vb: Values, op: Operator, iout: 
     Raises
     ------
     StreamError
-        If lengths, widths, dimensions or dtypes do not fit together, an array has gaps, or an output is read-only.
+        If lengths, widths, dimensions or dtypes do not match, an array is not contiguous, or an output is read-only.
 
     Notes
     -----
-    The time per output does not depend on the order of the indices or on how many are shared; it is that of a copy where the
-    ranges are disjoint or one input is many times longer than the other.
+    The time per output does not depend on the order of the indices or on how many are shared. It is that of a copy if the ranges are
+    disjoint or one input is many times longer than the other.
     """
     if not va.__class__ is vb.__class__ is np.ndarray:
         device = device_kernels(ia, va, ib, vb, iout, vout)
@@ -88,7 +87,7 @@ def merge(ia: Indices, va: Values, ib: Indices, vb: Values, op: Operator, iout: 
 
 
 def _merge_by_parts(ia: Indices, va: Values, ib: Indices, vb: Values, op: Operator, iout: Indices, vout: Values) -> int:
-    """Merge in compiled code, leave room where indices meet, and fill it with what the operator makes of whole arrays."""
+    """Merge in compiled code, and apply the operator to all values at shared indices by NumPy."""
     copied = (va, vb, vout)
     if va.dtype in HALVES:  # with which numba does not compute on processors
         copied = (va.view(np.uint16), vb.view(np.uint16), vout.view(np.uint16))
@@ -106,7 +105,7 @@ def _merge_by_parts(ia: Indices, va: Values, ib: Indices, vb: Values, op: Operat
 
 
 def shared(ia: Indices, ib: Indices) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Find the indices that two sorted sets share.
+    """Return the positions of the indices that two sorted sets share.
 
     Parameters
     ----------
@@ -116,12 +115,12 @@ def shared(ia: Indices, ib: Indices) -> tuple[NDArray[np.uint64], NDArray[np.uin
     Returns
     -------
     in_a, in_b : ndarray of uint64, shape (s,)
-        Where they lie: ``ia[in_a]`` and ``ib[in_b]`` are the same, in increasing order.
+        The positions: ``ia[in_a]`` and ``ib[in_b]`` are equal and increasing.
 
     Raises
     ------
     StreamError
-        If dtypes or dimensions are others, or an array has gaps.
+        If dtypes or dimensions differ, or an array is not contiguous.
     """
     if not type(ia) is type(ib) is np.ndarray:
         device = device_kernels(ia, ib)

@@ -1,8 +1,8 @@
-"""NaNs, of which there are many with different bits: whether an array has any, and how they all become the same one.
+"""Detect NaNs, and replace them by NumPy's NaN, since NaNs can have different bits.
 
-A sum of two NaNs is one of them, usually the first. Compilers swap the operands of a sum as they like, and do so in the loop over most
-values and not in that over the last few, or the other way round; MPI libraries add in an order that differs from rank to rank. So what
-several ranks compute, each for itself, has to have its NaNs made the same.
+The sum of two NaNs is one of them, usually the first. Compilers swap the operands of a sum freely, and differently in the vectorised part
+of a loop and in the rest; MPI libraries add in an order that differs from rank to rank. Results that several ranks compute separately
+therefore need their NaNs made equal.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["has_nan", "unify_nans"]
 
 
 class _Coding:
-    """How a dtype, or the parts of a complex one, represents NaNs: by bits above those of infinity, but for the sign."""
+    """The representation of NaNs in a dtype, or in the parts of a complex one: bits, without the sign, above those of infinity."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         real = dtype.type(0).real.dtype if dtype.kind == "c" else dtype
@@ -33,7 +33,7 @@ class _Coding:
         self.entry: Callable[..., int] | None = None  # the compiled kernel, once it was looked for
 
     def bits_of(self, values: Values) -> Values:
-        """The same memory as unsigned integers."""
+        """Return a view as unsigned integers."""
         if values.ndim == 1 and values.itemsize == self.bits.itemsize:
             return values.view(self.bits)
         if not values.flags.c_contiguous:
@@ -41,7 +41,7 @@ class _Coding:
         return values.reshape(-1).view(self.bits)
 
     def is_in(self, bits: Values) -> bool:
-        """Whether one of these is that of a NaN."""
+        """Return True if any element is a NaN."""
         entry = self.entry
         if entry is None:
             entry = self.entry = find("nans.any_above", None, UINT32, self.bits, 1)
@@ -57,18 +57,18 @@ _CODINGS = {dtype: _Coding(dtype) for dtype in DTYPES if dtype.kind != "i"}
 
 
 def has_nan(values: Values) -> bool:
-    """Return True if an array has a NaN, or a complex number of which a part is one.
+    """Return True if an array has a NaN, or a complex number with a NaN part.
 
     Parameters
     ----------
     values : ndarray
-        C-contiguous. It takes a pass over the array at the speed of the memory, and 0.5 microseconds. Of an array on a GPU, which knows one
-        NaN, the answer is no.
+        C-contiguous. The time is one pass over memory plus 0.5 microseconds. The result is False for an array on a GPU, which produces only
+        one NaN.
 
     Raises
     ------
     StreamError
-        If the array has gaps.
+        If the array is not contiguous.
     """
     coding = _CODINGS.get(values.dtype)
     return coding is not None and isinstance(values, np.ndarray) and coding.is_in(coding.bits_of(values))
@@ -80,12 +80,12 @@ def unify_nans(values: Values) -> None:
     Parameters
     ----------
     values : ndarray
-        C-contiguous. Nothing is written if it has no NaN, or lies on a GPU.
+        C-contiguous. Nothing is written if it has no NaN, or is on a GPU.
 
     Raises
     ------
     StreamError
-        If the array has gaps.
+        If the array is not contiguous.
     """
     coding = _CODINGS.get(values.dtype)
     if coding is None or not isinstance(values, np.ndarray):

@@ -1,4 +1,4 @@
-"""Indices in a row: whether they increase, and the values of equal ones combined."""
+"""Check that indices are increasing, and combine the values of duplicates."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def first_violation(indices: Indices, size: int) -> int:
     Returns
     -------
     int
-        The position of that index; -1 if there is none.
+        The position of that index, or -1.
 
     Raises
     ------
     StreamError
-        If ``indices`` is no vector, or not C-contiguous.
+        If ``indices`` is not a C-contiguous vector.
     """
     if type(indices) is not np.ndarray:
         device = device_kernels(indices)
@@ -58,7 +58,7 @@ def sum_duplicates(indices: Indices, values: Values, op: Operator = SUM) -> tupl
     Parameters
     ----------
     indices : ndarray of uint32 or uint64, shape (n,)
-        Sorted; repeats stand next to each other.
+        Sorted, with duplicates next to each other.
     values : ndarray, shape (n,) or (n, width)
     op : Operator
         The values ``x, y, z`` of an index become ``op.ufunc(op.ufunc(x, y), z)``.
@@ -72,7 +72,7 @@ def sum_duplicates(indices: Indices, values: Values, op: Operator = SUM) -> tupl
     Raises
     ------
     StreamError
-        If there are not as many values as indices, an array has gaps, or the indices change meanwhile.
+        If the numbers of values and indices differ, an array is not contiguous, or the indices change during the call.
     """
     if not type(indices) is type(values) is np.ndarray:
         device = device_kernels(indices, values)

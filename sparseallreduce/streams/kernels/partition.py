@@ -1,4 +1,4 @@
-"""Where bounds cut an index set, and where its indices lie in an array."""
+"""Locate bounds in an index set, and indices in an array."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ __all__ = ["cuts", "places"]
 
 
 def cuts(indices: Indices, bounds: Sequence[int], lo: int, hi: int) -> list[int]:
-    """The places at which bounds cut sorted indices.
+    """Return the positions at which bounds cut sorted indices.
 
     Parameters
     ----------
     indices : ndarray of uint32 or uint64, shape (n,)
         Strictly increasing, in ``[lo, hi)``.
     bounds : sequence of int
-        Increasing; what is not between ``lo`` and ``hi`` cuts at an end. The last may be one more than the dtype can hold.
+        Increasing. Bounds outside of ``[lo, hi]`` cut at an end. The last may exceed the dtype by one.
 
     Returns
     -------
     list of int
-        One for each bound: ``indices[cuts[i]:cuts[i + 1]]`` are those from bound i on, below bound i + 1.
+        A position for each bound: ``indices[cuts[i]:cuts[i + 1]]`` are the indices from bound i up to, but not including, bound i + 1.
 
     Examples
     --------
@@ -44,12 +44,12 @@ def cuts(indices: Indices, bounds: Sequence[int], lo: int, hi: int) -> list[int]
 
 
 def places(indices: Indices, lo: int, length: int) -> Any:
-    """Where indices lie in an array of ``length`` that begins at ``lo``.
+    """Return the positions of indices in an array of length ``length`` that starts at index ``lo``.
 
     Raises
     ------
     StreamError
-        If one lies outside.
+        If an index is out of range.
     """
     if type(indices) is not np.ndarray:
         device = device_kernels(indices)

@@ -1,4 +1,4 @@
-"""Values in fewer bits: rounded to shorter floats, or to levels drawn at random between zero and the largest of a block (QSGD)."""
+"""Encode values in fewer bits: rounded to 16-bit floats, or to levels between zero and the largest magnitude of a block (QSGD)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BYTES, _HALVES, _SINGLE = np.dtype(np.uint8), np.dtype(np.uint16), np.dtype(np.
 
 
 def narrow(values: Values, form: str, out: Array) -> int:
-    """Round to floats of 16 bits, to the nearest and to even. NaN stays NaN with its sign, and infinity stays infinity.
+    """Round to 16-bit floats, to nearest, ties to even. NaN keeps its sign, and infinity stays infinity.
 
     Parameters
     ----------
@@ -29,16 +29,16 @@ def narrow(values: Values, form: str, out: Array) -> int:
     Returns
     -------
     int
-        The position of the first finite value that becomes infinite; then ``out`` is undefined. -1 if there is none.
+        The position of the first finite value that would become infinite, in which case ``out`` is undefined; -1 if there is none.
 
     Raises
     ------
     StreamError
-        If lengths or dtypes do not fit together, or an array has gaps.
+        If lengths or dtypes do not match, or an array is not contiguous.
 
-    Examples
-    --------
-    >>> halves = np.empty(3, np.uint16)
+        Examples
+        --------
+        >>> halves = np.empty(3, np.uint16)
     >>> narrow(np.array([1.0, np.inf, 65519.0]), "float16", halves), halves.view(np.float16)
     (-1, array([1.000e+00,       inf, 6.550e+04], dtype=float16))
     >>> narrow(np.array([1.0, np.inf, 65520.0]), "float16", halves)
@@ -55,7 +55,7 @@ def narrow(values: Values, form: str, out: Array) -> int:
 
 
 def widen(halves: Array, form: str, out: Values) -> None:
-    """Write the values that floats of 16 bits stand for, exactly.
+    """Convert 16-bit floats to longer floats, exactly.
 
     Parameters
     ----------
@@ -79,20 +79,20 @@ def widen(halves: Array, form: str, out: Values) -> None:
 
 
 def quantise(values: Values, bits: int, key: int, start: int, scales: Values, codes: Array) -> int:
-    """Draw a level for each value, between zero and the largest magnitude of its block, so that its mean is the value.
+    """Draw a level for each value, between zero and the largest magnitude of its block, with the value as expectation.
 
-    The same key gives the same bits, however a message is cut into pieces at multiples of ``QSGD_BLOCK``. The format is that of
-    :mod:`sparseallreduce.streams.kernels.reference.quantisation`, and what readers make of it is what :func:`restore` gives.
+    The result depends on the key alone, however a message is cut into pieces at multiples of ``QSGD_BLOCK``. The format is described in
+    :mod:`sparseallreduce.streams.kernels.reference.quantisation`; :func:`restore` decodes it.
 
     Parameters
     ----------
     values : ndarray of float32 or float64, shape (n,)
     bits : {8, 4}
-        Of a level.
+        Bits of a level.
     key : int
-        What the numbers are drawn by, in ``[0, 2**64)``.
+        Seed of the random numbers, in ``[0, 2**64)``.
     start : int
-        The place of ``values[0]`` in the message, a multiple of ``QSGD_BLOCK``.
+        Position of ``values[0]`` in the message, a multiple of ``QSGD_BLOCK``.
     scales : ndarray of float32, shape (ceil(n / QSGD_BLOCK),)
     codes : ndarray of uint8, shape (n,) or (ceil(n / 2),)
 
@@ -104,7 +104,7 @@ def quantise(values: Values, bits: int, key: int, start: int, scales: Values, co
     Raises
     ------
     StreamError
-        If lengths or dtypes do not fit together, an array has gaps, or ``start`` is in the midst of a block.
+        If lengths or dtypes do not match, an array is not contiguous, or ``start`` is not at the start of a block.
 
     Examples
     --------
@@ -127,7 +127,7 @@ def quantise(values: Values, bits: int, key: int, start: int, scales: Values, co
 
 
 def restore(scales: Values, codes: Array, bits: int, out: Values) -> bool:
-    """Write the values that levels stand for: ``scale * level / s`` in float64, rounded to the dtype.
+    """Decode levels: ``scale * level / s`` in float64, rounded to the dtype.
 
     Parameters
     ----------
@@ -138,7 +138,7 @@ def restore(scales: Values, codes: Array, bits: int, out: Values) -> bool:
     Returns
     -------
     bool
-        Whether all scales are finite and not negative, and all levels those of values. If not, what ``out`` holds is undefined.
+        True if all scales are finite and non-negative, and all levels valid. Otherwise the content of ``out`` is undefined.
 
     Raises
     ------
@@ -158,10 +158,10 @@ def restore(scales: Values, codes: Array, bits: int, out: Values) -> bool:
 
 
 def to_two_levels(values: Values, scales: Values, codes: Array) -> int:
-    """Write values in 2 bits: a sign, and one of two magnitudes of their block, the nearer one. It is not right on the mean.
+    """Encode values in 2 bits: a sign, and the nearer of two magnitudes of their block.
 
-    The two magnitudes are chosen for a small squared error, so that this suits values of about one size, as the largest of many are, whose
-    errors are fed back. The format is that of :mod:`sparseallreduce.streams.kernels.reference.quantisation`.
+    The two magnitudes minimise the squared error, approximately. The code is biased, and suits values of similar magnitude whose errors are
+    fed back, such as the largest of a gradient. The format is that of :mod:`sparseallreduce.streams.kernels.reference.quantisation`.
 
     Parameters
     ----------
@@ -202,7 +202,7 @@ def to_two_levels(values: Values, scales: Values, codes: Array) -> int:
 
 
 def from_two_levels(scales: Values, codes: Array, out: Values) -> bool:
-    """Write the values that codes of 2 bits stand for.
+    """Decode codes of 2 bits.
 
     Parameters
     ----------
@@ -213,7 +213,7 @@ def from_two_levels(scales: Values, codes: Array, out: Values) -> bool:
     Returns
     -------
     bool
-        Whether all scales are finite, not negative and in order, and unused bits are zero. If not, what ``out`` holds is undefined.
+        True if all scales are finite, non-negative and in order, and unused bits are zero. Otherwise the content of ``out`` is undefined.
 
     Raises
     ------
@@ -237,7 +237,7 @@ def _fit_two_levels(scales: Values, codes: Array, values: Values) -> None:
 
 
 def _check(values: Values, output: Array, **others: tuple[Array, Any]) -> None:
-    """Refuse dtypes and dimensions that are not compiled."""
+    """Raise an error for dtypes and dimensions that are not compiled."""
     alike = all(array.dtype == dtype and array.ndim == 1 for array, dtype in others.values())
     if not alike or values.dtype not in LONG_FLOATS or values.ndim != 1 or not output.flags.writeable:
         kinds = ", ".join(f"{name} of {array.dtype}" for name, (array, _) in others.items())

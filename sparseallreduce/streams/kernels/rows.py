@@ -1,4 +1,4 @@
-"""Streams that lie one in a row of bytes: their sum, or a part of it, and how large it is going to be."""
+"""Sums of streams that are stored one in a row of bytes: of whole streams or parts of them, and estimates of their size."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def sum_rows(
     *,
     checked: bool = False,
 ) -> None:
-    """Sum streams that lie one in a row of bytes: from byte ``start`` on their values, behind them aligned their indices.
+    """Sum streams that are stored one in a row of bytes: values from byte ``start`` on, followed by the aligned indices.
 
     Parameters
     ----------
@@ -43,15 +43,14 @@ def sum_rows(
         Entries of each row, or -1 for all values of a dense vector without indices.
     lo, hi : int
     dense : ndarray, shape (size,)
-        The sum is written to ``dense[lo:hi]``, added up in the order of the rows; the rest is left as it is.
+        The sum is written to ``dense[lo:hi]``, added in the order of the rows; the rest is not modified.
     checked : bool
-        Whether dtypes, dimensions and flags of the arrays are known to be right, as those that a caller has made itself are.
+        True skips the checks of dtypes, dimensions and flags, for arrays that the caller has created itself.
 
     Raises
     ------
     StreamError
-        If a row is too short for what it is to hold, or ``dense`` for an index or the range; or arrays are of other dtypes or dimensions,
-        or ``dense`` is read-only.
+        If a row is too short for its entries, ``dense`` is too short or read-only, or dtypes or dimensions are wrong.
     """
     if not checked and not (_are_rows(rows, values, counts) and dense.ndim == 1 and dense.dtype == values.dtype and dense.flags.writeable):
         raise unlike("summed", rows=rows, values=values, counts=counts, dense=dense)
@@ -62,30 +61,28 @@ def sum_rows(
 
 
 def cut_rows(rows: Indices, itemsize: int, counts: NDArray[np.int64], size: int, part: int, parts: int, bounds: Positions) -> int:
-    """Find one of some parts of the index space which all have about as many entries of all streams together.
+    """Find one of ``parts`` parts of the index space that have about the same number of entries of all streams together.
 
     Parameters
     ----------
     rows : ndarray, shape (ranks, bytes / index size)
-        Streams one in a row of bytes, their values in front and their indices aligned behind them.
+        Streams stored one in a row of bytes: values, then the aligned indices.
     itemsize : int
-        Bytes of a value, or of a row of them.
-    counts : ndarray of int64, shape (ranks,)
-        Entries of each row.
-    size : int
-        Of the index space.
-    part : int
-        Below ``parts``.
-    parts : int
-        How many there are.
+        Size in bytes of a value, or of a row of values. counts : ndarray of int64, shape (ranks,)
+            Entries of each row.
+        size : int
+            Size of the index space.
+        part : int
+            Number of the part, from 0.
+        parts : int
     bounds : ndarray of uint64, shape (4, ranks + 1)
-        Filled in: where in each row the entries of the part begin and, in the second row, where they end; last in these rows, where
-        the part begins and ends in the index space, and in the third, how many entries lie before it.
+        Output. The first two rows hold the start and the end of the part in each row of entries, and in their last element its start and
+        end in the index space. The last element of the third row holds the number of entries before the part.
 
-    Returns
-    -------
-    int
-        How many entries these are.
+        Returns
+        -------
+        int
+            The number of entries in the part.
 
     Raises
     ------
@@ -103,16 +100,15 @@ def cut_rows(rows: Indices, itemsize: int, counts: NDArray[np.int64], size: int,
 
 
 def estimate_union(rows: Indices, start: int, itemsize: int, counts: NDArray[np.int64], samples: int) -> int:
-    """How many different indices streams that lie one in a row of bytes have, as some of their entries tell: the same wherever it is asked.
+    """Estimate the number of different indices of streams stored one in a row of bytes, from a deterministic sample.
 
     Parameters
     ----------
     rows, start, counts
         As for :func:`sum_rows`, without dense vectors.
     itemsize : int
-        Bytes of a value, or of a row of them.
-    samples : int
-        Entries that are looked for in all rows.
+        Size in bytes of a value, or of a row of values. samples : int
+            Number of entries that are searched for in all rows.
 
     Raises
     ------
@@ -144,22 +140,21 @@ def sum_cut_rows(
     limit: int = _LARGEST,
     checked: bool = False,
 ) -> int:
-    """Sum a part of streams that lie one in a row of bytes, as :func:`cut_rows` has found it, as a balanced tree.
+    """Sum a part, found by :func:`cut_rows`, of streams stored one in a row of bytes, as a balanced tree.
 
     Parameters
     ----------
     rows, values, start, counts
         As for :func:`sum_rows`, without dense vectors.
     bounds : ndarray of uint64, shape (4, ranks) or wider
-        Where in each row the entries begin and, in the second row, where they end; they hold nothing of use afterwards.
+        Start of the entries in each row and, in the second row, their end. Overwritten.
     inner : (indices, values)
-        Memory that :func:`inner_sums` has made.
+        Work memory from :func:`inner_sums`.
     iout, vout : ndarray, shape (1, room)
-        The outputs, with room for all entries of the part. What they hold beside the sum is undefined afterwards.
-    whole : bool
-        Whether the part is all there is, whatever ``bounds`` says.
-    at_end : bool
-        Whether the sum is to lie at the end of the outputs, not at their beginning.
+        The outputs, with room for all entries of the part. Their content apart from the sum is undefined. whole : bool
+            Sum all entries and ignore ``bounds``.
+        at_end : bool
+            Place the sum at the end of the outputs instead of their start.
     limit : int, optional
         The most entries that the sum may have.
     checked : bool
@@ -168,12 +163,12 @@ def sum_cut_rows(
     Returns
     -------
     int
-        How many entries the sum has; ``ABSENT``, which is -1, if more than ``limit``.
+        The number of entries of the sum, or ``ABSENT`` (-1) if it is above ``limit``.
 
     Raises
     ------
     StreamError
-        If the rows do not hold the entries, the outputs are too short, have gaps or are read-only, or dtypes or dimensions are others.
+        If rows or outputs are too short, not contiguous or read-only, or dtypes or dimensions are wrong.
     """
     if not checked and not (
         _are_rows(rows, values, counts)
@@ -194,7 +189,7 @@ def sum_cut_rows(
 
 
 def inner_sums(ranks: int, total: int, index_dtype: DTypeLike, value_dtype: DTypeLike) -> tuple[Indices, Values]:
-    """Memory for the sums of two levels of the tree that :func:`sum_cut_rows` makes of so many entries of so many ranks at most."""
+    """Return work memory for two levels of the tree of :func:`sum_cut_rows`, for at most ``total`` entries of ``ranks`` ranks."""
     shape = (2, min(total, PIECE) if ranks > 2 else 0)
     return memory.empty(shape, index_dtype), memory.empty(shape, value_dtype)
 
@@ -205,9 +200,8 @@ def write_past(target: NDArray[np.uint8], to: int, source: NDArray[np.uint8]) ->
     Parameters
     ----------
     target, source : ndarray of uint8, shapes (m,) and (n,)
-        Without gaps.
-    to : int
-        Where in ``target`` the copy is to begin.
+        Contiguous. to : int
+            Offset of the copy in ``target``.
 
     Raises
     ------

@@ -12,15 +12,15 @@ __all__ = ["thresholds"]
 
 
 def thresholds(beyond: float, mean: float, largest: float, searches: int, dtype: np.dtype[Any]) -> tuple[int, int]:
-    """Lines 4 to 24, in keys: the upper threshold chooses at most k values, the lower one more, if they were found.
+    """Return the keys of the upper and lower thresholds of lines 4 to 24: the upper selects at most k values, the lower more, if found.
 
     Parameters
     ----------
     beyond : float
-        The magnitude of rank k + 1, infinity for NaN and -infinity if there is none: it tells of any threshold whether it chooses more
-        than k values.
+        Magnitude of rank k + 1, infinity for NaN and -infinity if there is none. A threshold selects more than k values if it is at most
+        this.
     mean, largest : float
-        Of the magnitudes.
+        Mean and largest magnitude.
     searches : int
         Steps of the search.
     dtype : dtype of float32 or float64

@@ -1,12 +1,12 @@
-"""Loops over dense arrays that choose values by magnitude: those above a threshold, those between two, the largest.
+"""Loops over dense arrays that select values by magnitude: above a threshold, between two thresholds, or the largest.
 
 Arrays are one-dimensional and C-contiguous, of float32 or float64. Magnitudes are compared by their keys
-(:mod:`~sparseallreduce.streams.kernels.magnitude`): every NaN counts as larger than infinity, and all of them as equal. The loops
-are compiled by numba on first use and cached on disk; where numba is told not to compile, the same functions run on
-:mod:`~sparseallreduce.streams.kernels.reference.selection`, and give the same bits. Compiled kernels release the GIL.
+(:mod:`~sparseallreduce.streams.kernels.magnitude`): all NaNs are equal and larger than infinity. numba compiles the loops on first use and
+caches them on disk; if its compilation is disabled, the functions of :mod:`~sparseallreduce.streams.kernels.reference.selection` give
+bitwise identical results. Compiled kernels release the GIL.
 
-All functions raise a StreamError for arrays of other dtypes or dimensions or with gaps, for numbers out of range, and for an
-accumulator that is to be changed but read-only.
+All functions raise a StreamError for arrays of other dtypes or dimensions or that are not contiguous, for numbers out of range, and for a
+read-only accumulator that would be modified.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from sparseallreduce.streams.kernels.reference import selection as reference
 __all__ = ["collect", "draw", "kth", "moments", "norms", "put_back", "sample", "select", "top", "top_of_chunks", "warm_up"]
 
 _DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
-# What a guess at the key of a chunk's k-th magnitude is below that of the chunk before: a factor of about 0.9.
+# The first guess of a chunk's k-th key is lower than that of the previous chunk by this: a factor of about 0.9.
 _LOWER = {np.dtype(np.int32): 1 << 20, np.dtype(np.int64): 1 << 49}
-ROOM = 4096  # entries at least, for which the loops need room at any time
+ROOM = 4096  # smallest room for entries that the loops need at any time
 
 
 def select(
@@ -42,30 +42,28 @@ def select(
     expected: int = 0,
     most: int | None = None,
 ) -> tuple[Array, Array, int]:
-    """Add two arrays, and choose among the sums, in one pass over memory.
+    """Add two arrays and select the sums above a threshold, in one pass over memory.
 
     Parameters
     ----------
     accumulator : ndarray, shape (N,)
-        With ``gradient``, or to be cleared, it has to be writeable.
-    gradient : ndarray of the same shape and dtype, or None
-        Added to the accumulator first.
-    over : int
-        Chosen are magnitudes whose key is above this one.
+        Must be writeable with ``gradient`` or ``clear``. gradient : ndarray of the same shape and dtype, or None
+            Added to the accumulator first.
+        over : int
+            Magnitudes whose key is above this are selected.
     index_dtype : {uint32, uint64}
     clear : bool
-        Whether to leave zeros in the accumulator where values are chosen.
-    expected : int
-        How many values probably are; more are no error.
-    most : int, optional
-        Stop soon after more than so many.
+        Set selected values to zero in the accumulator. expected : int
+            Expected number of values, for the size of buffers.
+        most : int, optional
+            Stop soon after selecting more than this number.
 
     Returns
     -------
     indices, values : ndarray, shape (n,)
         In increasing order.
     reached : int
-        Up to which place the array was treated; N unless there were more than ``most``.
+        End of the processed part of the array; N unless more than ``most`` were selected.
     """
     if type(accumulator) is not np.ndarray and (device := _device(accumulator, gradient)) is not None:
         return device.select(accumulator, gradient, over, index_dtype, clear)  # type: ignore[no-any-return]
@@ -95,9 +93,10 @@ def _gathered(
     least: int,
     most: int | None = None,
 ) -> tuple[Array, Array, int]:
-    """Run a loop, again from where it stopped for want of room; it goes on while there is twice as much as ``least``.
+    """Run a loop repeatedly, with larger buffers each time it stops for lack of room, until the whole array is processed.
 
-    Where there is no memory for that, what was chosen is put back, and the rest of the gradient added, before the error is raised.
+    It continues while there is room for twice ``least`` entries. If memory runs out, selected values are put back and the rest of the
+    gradient is added before the error is raised.
     """
     room = min(len(accumulator), expected) + 2 * least
     indices, values = np.empty(0, index_dtype), np.empty(0, accumulator.dtype)
@@ -121,11 +120,11 @@ def _gathered(
 
 
 def put_back(accumulator: Array, indices: Array, values: Array) -> None:
-    """Undo the clearing of what was chosen, with next to no memory."""
+    """Add cleared values to the accumulator again, in pieces that need little memory."""
     for begin in range(0, len(indices), ROOM):
         part = slice(begin, begin + ROOM)
         with np.errstate(all="ignore"):
-            accumulator[indices[part]] += values[part]  # which may be zeros where nothing was cleared, of a draw that was filled up
+            accumulator[indices[part]] += values[part]  # zeros for positions that filled up a draw
 
 
 def draw(
@@ -140,26 +139,24 @@ def draw(
     seed: int,
     clear: bool,
 ) -> tuple[Array, Array]:
-    """Add two arrays, and draw values of each bucket by chances that grow with their magnitudes (thesis sections 2.4.1, 4.3.3).
+    """Add two arrays, and draw values of each bucket with probabilities that grow with their magnitudes (thesis sections 2.4.1, 4.3.3).
 
     Parameters
     ----------
     accumulator : ndarray, shape (N,)
-        With ``gradient``, or to be cleared, it has to be writeable.
-    gradient : ndarray of the same shape and dtype, or None
-    index_dtype : {uint32, uint64}
-    bucket : int
-        Values in a bucket, at least 1; the last may be shorter.
-    share : float
-        Expected number of a bucket.
-    at_most : bool
-        Whether large magnitudes may make it less than that.
-    fixed : int
-        If not 0, exactly so many of each bucket: truncated, or filled up with zeros at places that were not drawn.
+        Must be writeable with ``gradient`` or ``clear``. gradient : ndarray of the same shape and dtype, or None index_dtype : {uint32,
+        uint64} bucket : int
+            Values in a bucket, at least 1; the last may be shorter.
+        share : float
+            Expected number of values drawn from a bucket.
+        at_most : bool
+            Whether large magnitudes may reduce the expected number.
+        fixed : int
+            If not 0, the exact number for each bucket: further values are dropped, missing ones filled with zeros at undrawn positions.
     seed : int
         From 0 to 2**64 - 1.
     clear : bool
-        Whether to leave zeros in the accumulator where values were drawn.
+        Set drawn values to zero in the accumulator.
 
     Returns
     -------
@@ -196,9 +193,8 @@ def collect(array: Array, below: int, over: int, room: int) -> tuple[int, int, A
     ----------
     array : ndarray, shape (N,)
     below, over : int
-        Copied are magnitudes whose key is above ``below`` and not above ``over``.
-    room : int
-        How many to copy at most.
+        Magnitudes whose key is above ``below`` and not above ``over`` are copied. room : int
+            Largest number of copies.
 
     Returns
     -------
@@ -207,7 +203,7 @@ def collect(array: Array, below: int, over: int, room: int) -> tuple[int, int, A
     inside : int
         Number of keys between the two; may exceed ``room``.
     found : ndarray
-        The magnitudes that were copied, in order of place.
+        The copied magnitudes, in order of position.
     """
     _check(array)
     found = np.empty(room + 64, f"i{array.itemsize}")
@@ -221,7 +217,7 @@ def collect(array: Array, below: int, over: int, room: int) -> tuple[int, int, A
 
 
 def kth(array: Array, k: int) -> tuple[int, int]:
-    """The key of the k-th largest magnitude, and how many that equal it are among the k largest; linear in time.
+    """Return the key of the k-th largest magnitude, and how many of the k largest equal it, in linear time.
 
     Parameters
     ----------
@@ -242,12 +238,13 @@ def kth(array: Array, k: int) -> tuple[int, int]:
 
 
 def largest(array: Array, k: int, index_dtype: DTypeLike) -> Array:
-    """As :func:`top` of :func:`kth`, of an array on a device, where the host waits for neither."""
+    """Return the positions of the k largest magnitudes, like :func:`top` of :func:`kth`, for a device array, without a wait on the host."""
     return _device(array).largest(array, k, index_dtype)  # type: ignore[no-any-return]
 
 
 def key_counts(array: Array, low: int, shift: int, length: int) -> Array:
-    """How many magnitudes other than zero have keys in each of ``length`` intervals of ``2**shift`` from ``low`` on, on the host.
+    """Count the non-zero magnitudes whose keys are in each of ``length`` intervals of ``2**shift`` from ``low`` on; the result is on the
+    host.
 
     Parameters
     ----------
@@ -262,7 +259,7 @@ def key_counts(array: Array, low: int, shift: int, length: int) -> Array:
 
 
 def sample(accumulator: Array, gradient: Array | None, count: int, seed: int = 0) -> Array:
-    """``count`` values of the array, or of the sum of two, evenly spread, at places that depend on nothing but the seed."""
+    """Return ``count`` evenly spread values of the array, or of the sum of two, at positions that depend only on the seed."""
     if not 1 <= count <= len(accumulator):
         raise StreamError(f"{count} values cannot be sampled from {len(accumulator)}")
     if type(accumulator) is not np.ndarray and (device := _device(accumulator, gradient)) is not None:
@@ -277,7 +274,7 @@ def sample(accumulator: Array, gradient: Array | None, count: int, seed: int = 0
 
 
 def moments(accumulator: Array, gradient: Array | None) -> tuple[float, float]:
-    """Add the gradient, if there is one, and sum up the values and their squares, in float64, what is not finite as zeros."""
+    """Add the gradient, if given, and return the sums of the values and of their squares in float64; non-finite values count as zeros."""
     if type(accumulator) is not np.ndarray and (device := _device(accumulator, gradient)) is not None:
         return device.moments(accumulator, gradient)  # type: ignore[no-any-return]
     _check(accumulator, gradient, gradient is not None)
@@ -287,7 +284,7 @@ def moments(accumulator: Array, gradient: Array | None) -> tuple[float, float]:
 
 
 def norms(accumulator: Array, gradient: Array | None) -> tuple[float, float]:
-    """Add the gradient, if there is one, and find the sum of the magnitudes and the largest of them, what is not finite as zeros."""
+    """Add the gradient, if given, and return the sum and the maximum of the magnitudes; non-finite values count as zeros."""
     if type(accumulator) is not np.ndarray and (device := _device(accumulator, gradient)) is not None:
         return device.norms_of(accumulator, gradient)  # type: ignore[no-any-return]
     _check(accumulator, gradient, gradient is not None)
@@ -297,7 +294,7 @@ def norms(accumulator: Array, gradient: Array | None) -> tuple[float, float]:
 
 
 def top(array: Array, key: int, ties: int, k: int, index_dtype: DTypeLike) -> Array:
-    """The places of magnitudes above a key, and the first ``ties`` places of those that equal it: together k, in increasing order."""
+    """Return the positions of magnitudes above a key, and the first ``ties`` equal to it: together k, in increasing order."""
     if type(array) is not np.ndarray and (device := _device(array)) is not None:
         return device.top(array, key, ties, k, index_dtype)  # type: ignore[no-any-return]
     _check(array)
@@ -310,17 +307,17 @@ def top(array: Array, key: int, ties: int, k: int, index_dtype: DTypeLike) -> Ar
 
 
 def top_of_chunks(accumulator: Array, gradient: Array | None, chunk: int, k: int, index_dtype: DTypeLike) -> tuple[Array, Array]:
-    """Add two arrays, and choose the largest magnitudes of each chunk of the sums, among equals the first, in one pass over memory.
+    """Add two arrays, and select the largest magnitudes of each chunk of the sums (the first among equals), in one pass over memory.
 
     Parameters
     ----------
     accumulator : ndarray, shape (N,)
-        With ``gradient`` it has to be writeable.
+        Must be writeable with ``gradient``.
     gradient : ndarray of the same shape and dtype, or None
     chunk : int
         Values in a chunk, at least 1; the last chunk may be shorter.
     k : int
-        How many to choose in all, from 0 to N. The first m chunks together have ``floor(k * (their values) / N)`` of them.
+        Total number to select, from 0 to N. The first m chunks together have ``floor(k * (their values) / N)`` of them.
     index_dtype : {uint32, uint64}
 
     Returns
@@ -356,12 +353,12 @@ def _add(accumulator: Array, gradient: Array | None) -> None:
 
 
 def _device(array: Array, gradient: Array | None = None) -> Any:
-    """What works on arrays that are not NumPy's; None for a subclass of NumPy's."""
+    """Return the kernels for arrays that are not on the host, otherwise None."""
     return device_kernels(array) if gradient is None else device_kernels(array, gradient)
 
 
 def _check(accumulator: Array, gradient: Array | None = None, changed: bool = False) -> None:
-    """Raise an error for arrays that compiled loops are not made for."""
+    """Raise an error for arrays that compiled loops do not support."""
     if accumulator.ndim != 1 or accumulator.dtype not in _DTYPES or not accumulator.flags.c_contiguous:
         raise StreamError(
             f"values are selected from a contiguous vector of float32 or float64, not from {accumulator.dtype} of shape "
@@ -378,7 +375,7 @@ def _check(accumulator: Array, gradient: Array | None = None, changed: bool = Fa
 def warm_up(dtype: DTypeLike = np.float32, index_dtype: DTypeLike = np.uint32) -> None:
     """Compile the kernels for one dtype, or load them from disk, so that no later call has to.
 
-    Of several processes that start at once on a machine, one compiles and the others wait for it.
+    If several processes of a machine start together, one compiles and the others wait for it.
     """
     array = np.ones(1, dtype)
     for gradient in (None, array.copy()):

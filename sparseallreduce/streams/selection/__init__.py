@@ -1,11 +1,11 @@
-"""Selectors: which values of a vector are worth sending.
+"""Selectors: they choose the values of a vector that are worth sending.
 
-All have one interface: an accumulator in, a stream out. With a gradient, the accumulator (a residual then) is first increased by it,
-in the same pass where the selector can; with ``clear``, what was chosen is set to zero in the accumulator, which so becomes the
+All have one interface: they take an accumulator and return a stream. With a gradient, the accumulator (then a residual) is first increased
+by it, in the same pass if the selector can; with ``clear``, selected values are set to zero in the accumulator, which so becomes the
 residual of what was sent.
 
-Magnitudes are ordered with NaN above infinity, and every NaN equal to every other: what is not finite is chosen first, is seen by
-all ranks, and does not stay behind in a residual. Among equal magnitudes the one with the lower index comes first.
+Magnitudes are ordered with NaN above infinity, and all NaNs equal: non-finite values are selected first, are seen by all ranks, and do not
+stay in a residual. Among equal magnitudes the one with the lower index comes first.
 """
 
 from sparseallreduce.streams.selection.approximate import ApproximateTopK

@@ -1,4 +1,4 @@
-"""Approximate top-k: each value with a chance that grows with its magnitude (thesis sections 2.4.1 and 4.3.3)."""
+"""Approximate top-k: each value is selected with a probability that grows with its magnitude (thesis sections 2.4.1 and 4.3.3)."""
 
 from __future__ import annotations
 
@@ -11,30 +11,31 @@ from sparseallreduce.streams.stream import index_dtype
 __all__ = ["ApproximateTopK"]
 
 FORMS = ("expected", "at most")
-CACHED = 2**15  # values that are still in the L2 cache when they are read again, after their norms are known
+CACHED = 2**15  # values that stay in the L2 cache between the computation of norms and the drawing
 
 
 class ApproximateTopK(Selector):
-    """Values drawn independently of each other with probabilities p_i, k of them in expectation.
+    """Selects values independently of each other with probabilities p_i, k of them in expectation.
 
     Parameters
     ----------
     k : int
-        How many to choose, in expectation; each bucket has its share of that.
+        Expected number of selected values; each bucket has its share.
     form : {"expected", "at most"}
-        The first has p_i = k |v_i| / norm1, or (|v_i| + eps) in place of |v_i| with the smallest eps that leaves every p_i at most 1.
-        The second has p_i = min(1, k |v_i| / norm1), which chooses fewer where single magnitudes stand out.
+        "expected": p_i = k |v_i| / norm1, with |v_i| + eps in place of |v_i| for the smallest eps that leaves every p_i at most 1. "at
+        most": p_i = min(1, k |v_i| / norm1), which selects fewer if single magnitudes are very large.
     bucket : int or None
-        Values that have a norm of their own, 512 in the thesis; None takes the whole vector for one.
+        Values in a bucket, which has its own norm, 512 in the thesis; None uses one bucket for the whole vector.
     fixed : bool
-        Exactly as many of each bucket as the rounded share of k, at least 1: truncated to the first ones, or filled up with zeros,
-        which stand at places that were not drawn.
+        Select exactly the rounded share of k in each bucket, at least 1: further values are dropped, and missing ones are filled with zeros
+        at positions that were not drawn.
     seed : int
-        The result depends on it, on the number of selections before this one, and on the values.
+        Seed. The result depends on it, on the number of previous selections, and on the values.
 
     Notes
     -----
-    The chances are compared with hashed places, of 24 bits. Values that are not finite are always chosen, and take no part in norms.
+    Probabilities are compared with random numbers of 24 bits, hashes of the positions. Non-finite values are always selected, and are not
+    part of norms.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What all selectors have in common: checked arguments, and a stream for a result."""
+"""The base class of selectors: it checks arguments and returns results as streams."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Array = NDArray[Any]
 
 
 class Selector(ABC):
-    """Chooses values of vectors.
+    """Base class of selectors, which choose values of vectors.
 
     Parameters
     ----------
     k : int
-        How many to choose, from 0 to the size.
+        Number of values to select, from 0 to the size.
     """
 
     def __init__(self, k: int) -> None:
@@ -38,27 +38,26 @@ class Selector(ABC):
     @property
     @abstractmethod
     def passes(self) -> float:
-        """Memory traffic of a selection with gradient and ``clear``, in multiples of reading N values; what depends on k is left out."""
+        """Memory traffic of a selection with gradient and ``clear``, in multiples of reading N values, without parts that depend on k."""
 
     def __call__(self, accumulator: Array, gradient: Array | None = None, *, clear: bool = False) -> SparseStream:
-        """The chosen values, as a stream.
+        """Return the selected values as a stream.
 
         Parameters
         ----------
         accumulator : ndarray of float32 or float64, shape (N,)
-            Increased by ``gradient``, if there is one; with ``clear``, zero afterwards where a value was chosen.
+            The gradient is added to it; with ``clear``, selected values are set to zero.
         gradient : ndarray, shape (N,), optional
             Of the same dtype.
 
         Raises
         ------
         StreamTypeError
-            If a dtype is another, or the two differ.
+            If a dtype is not supported, or the two differ.
         StreamError
-            If the shapes differ, an array has gaps, k exceeds N, or the accumulator is read-only and would have to be changed.
+            If the shapes differ, an array is not contiguous, k exceeds N, or the accumulator would be modified and is read-only.
         MemoryError
-            Nothing is lost: the accumulator has been increased by the gradient, and nothing was taken out of it. So it is with any other
-            error of a selection.
+            The gradient has then been added to the accumulator, and no values were cleared, as after any other error of a selection.
         """
         self._check(accumulator, gradient, clear)
         indices, values = self.choose(accumulator, gradient, clear)
@@ -70,7 +69,7 @@ class Selector(ABC):
             raise
 
     def nonzero(self, accumulator: Array, gradient: Array | None = None) -> SparseStream:
-        """As a call, without the zeros that make up for what is missing of k values; of arrays on a device the host waits once."""
+        """Select as a call does, but without zeros that fill up k values; for device arrays the host waits once."""
         self._check(accumulator, gradient)
         if not on_device(accumulator):
             return _without_zeros(SparseStream(*self.choose(accumulator, gradient, False), len(accumulator)))
@@ -78,7 +77,7 @@ class Selector(ABC):
         there = device_kernels(indices, values)
         is_wrong, count = there.violation_and_nonzeros(indices, values, len(accumulator))
         if is_wrong or len(indices) > SparseStream._sparse_form(indices, values, len(accumulator)).switch_point:
-            return SparseStream(indices, values, len(accumulator))  # raises what there is to say, or is dense
+            return SparseStream(indices, values, len(accumulator))  # raises an error, or makes a dense stream
         if count < len(values):
             present = there.marked(values != 0, count)
             indices, values = indices[present], values[present]
@@ -91,11 +90,11 @@ class Selector(ABC):
 
     @abstractmethod
     def choose(self, accumulator: Array, gradient: Array | None, clear: bool) -> tuple[Array, Array]:
-        """Indices, in increasing order, and values; ``accumulator`` ends increased and cleared, or increased if anything is raised."""
+        """Return increasing indices, and values. On an error, the gradient has been added to ``accumulator`` and nothing is cleared."""
 
 
 def _without_zeros(stream: SparseStream) -> SparseStream:
-    if stream.is_dense:  # which has no entries of their own for them
+    if stream.is_dense:  # zeros are no entries in the dense form
         return stream
     indices, values = stream._entries()
     if int(np.count_nonzero(values)) == len(values):
@@ -105,7 +104,7 @@ def _without_zeros(stream: SparseStream) -> SparseStream:
 
 
 def checked(accumulator: Array, gradient: Array | None = None, clear: bool = False) -> None:
-    """Raise an error for arrays that selection does not take, or may not change although it would have to."""
+    """Raise an error for arrays that selection does not support, or that it would have to modify and are read-only."""
     refuse_masked(accumulator)
     if not (isinstance(accumulator, np.ndarray) or on_device(accumulator)) or accumulator.dtype not in (np.float32, np.float64):
         kind = getattr(accumulator, "dtype", type(accumulator).__name__)
@@ -118,7 +117,7 @@ def checked(accumulator: Array, gradient: Array | None = None, clear: bool = Fal
         return
     refuse_masked(gradient)
     if type(accumulator) is not np.ndarray or type(gradient) is not np.ndarray:
-        device_kernels(accumulator, gradient)  # both or none on a GPU
+        device_kernels(accumulator, gradient)  # raises unless both are on a GPU
     if gradient.dtype != accumulator.dtype:
         raise StreamTypeError(f"the gradient is of {gradient.dtype}, but the accumulator of {accumulator.dtype}")
     if gradient.shape != accumulator.shape or not gradient.flags.c_contiguous:
@@ -128,7 +127,7 @@ def checked(accumulator: Array, gradient: Array | None = None, clear: bool = Fal
 
 
 def add(accumulator: Array, gradient: Array | None) -> None:
-    """``accumulator += gradient``, if there is one; without a warning of overflow or NaN, as in compiled loops."""
+    """Add the gradient, if there is one, in place and without warnings of overflow or NaN, like compiled loops."""
     if gradient is not None:
         with np.errstate(all="ignore"):
             np.add(accumulator, gradient, out=accumulator)
@@ -136,7 +135,7 @@ def add(accumulator: Array, gradient: Array | None) -> None:
 
 @contextmanager
 def before_adding(accumulator: Array, gradient: Array | None) -> Iterator[None]:
-    """What comes before the gradient is added: if it fails, as where memory runs out, the gradient is added all the same."""
+    """Run code that precedes the addition of the gradient; if it fails, for example out of memory, add the gradient nevertheless."""
     try:
         yield
     except BaseException:
@@ -145,7 +144,7 @@ def before_adding(accumulator: Array, gradient: Array | None) -> Iterator[None]:
 
 
 def clear_places(accumulator: Array, indices: Array) -> None:
-    """Set the accumulator to zero where values were chosen."""
+    """Set selected values to zero in the accumulator."""
     if on_device(accumulator):
         device_kernels(accumulator, indices).clear(indices, accumulator)
         return

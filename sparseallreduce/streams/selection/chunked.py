@@ -1,4 +1,4 @@
-"""The largest values of each chunk of a vector: no threshold for all of it, and one pass over memory (DeMo, SparseLoCo)."""
+"""Selection of the largest values of each chunk of a vector, without a global threshold and in one pass (DeMo, SparseLoCo)."""
 
 from __future__ import annotations
 
@@ -12,27 +12,26 @@ __all__ = ["ChunkTopK"]
 
 
 class ChunkTopK(Selector):
-    """Chooses the values of largest magnitude of each chunk, among equals those of lower index; zeros where there is nothing else.
+    """Selects the largest magnitudes of each chunk, those of lower index among equals, and zeros if a chunk has nothing else.
 
-    Every chunk has its share of the k values: the first m chunks together have ``floor(k * (their values) / N)``. So layers whose values
-    are small send as many as others, no rank looks for a threshold, and positions within a chunk of 4,096 take 12 bits at most. Sarfi et
-    al., *Communication efficient LLM pre-training with SparseLoCo* (2025), select so, after Peng et al., *DeMo* (2024).
+    Every chunk has its share of the k values: the first m chunks together have ``floor(k * (their values) / N)``. Layers with small values
+    therefore send as many as others, no rank searches for a threshold, and positions within a chunk of 4,096 take at most 12 bits. This is
+    the selection of Sarfi et al., *Communication efficient LLM pre-training with SparseLoCo* (2025), after Peng et al., *DeMo* (2024).
 
-    The algorithm has three steps. A pass over a chunk adds the gradient, and copies what is above a guess, which is somewhat less than what
-    the chunk before has chosen. Halving the range of the copied magnitudes finds the last one to be chosen. Where the guess was too high,
-    it is lowered, and the chunk, which is in the cache, is read again.
+    The algorithm has three steps. A pass over a chunk adds the gradient, and copies the values above a guess, which is slightly below the
+    threshold of the previous chunk. Bisection of the range of the copied magnitudes finds the smallest one to select. If the guess was too
+    high, it is lowered, and the chunk, which is in the cache, is read again.
 
     Parameters
     ----------
     k : int
-        How many values to choose, exactly.
-    chunk : int
-        Values in a chunk, at least 1.
+        Exact number of values to select. chunk : int
+            Values in a chunk, at least 1.
 
-    Raises
-    ------
-    StreamError
-        If there are no values in a chunk.
+        Raises
+        ------
+        StreamError
+            If ``chunk`` is less than 1.
 
     Examples
     --------

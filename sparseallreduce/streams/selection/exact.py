@@ -1,4 +1,4 @@
-"""The exact k-th magnitude and top k, in linear time: a sample brackets the threshold, and one pass over memory settles it."""
+"""The exact k-th magnitude and top k in linear time: a sample brackets the threshold, and one pass over memory finds it."""
 
 from __future__ import annotations
 
@@ -16,39 +16,36 @@ from sparseallreduce.streams.stream import SparseStream, index_dtype
 
 __all__ = ["ExactTopK", "bracket", "choose_top", "key_and_ties", "kth_magnitude", "places_of_top", "stream_values", "top_of_stream"]
 
-SMALL = 2**15  # values that are sorted out in the cache
-SHARE = 1024  # one value of so many is looked at before the pass, but at least
+SMALL = 2**15  # vectors up to this size are processed in the cache
+SHARE = 1024  # one value in this many is sampled before the pass
 FEWEST = 4096
-DEVIATIONS = 4.0  # on either side of what the sample says; it misleads one vector of ten thousand, which then is read again
+DEVIATIONS = 4.0  # standard deviations on either side; about one vector in 10,000 is then read again
 
 
 def kth_magnitude(array: Array, k: int) -> float:
-    """The k-th largest magnitude of a vector, exactly, in time linear in N.
+    """Return the exact k-th largest magnitude of a vector, in time linear in N.
 
     Parameters
     ----------
     array : ndarray of float32 or float64, shape (N,)
-        It is left as it is.
-    k : int
-        From 1 to N.
+        It is not modified. k : int From 1 to N.
 
     Returns
     -------
     float
-        NaN if at least k values are NaN, which count as larger than infinity.
+        The magnitude; NaN if at least k values are NaN, which count as larger than infinity.
 
     Raises
     ------
     StreamTypeError
-        If the dtype is another.
-    StreamError
-        If k is out of range, or the array is no contiguous vector.
+        If the dtype is not supported. StreamError
+            If k is out of range, or the array is not a contiguous vector.
 
     Notes
     -----
-    The algorithm has three steps. A sample of one value in 1024 brackets the k-th magnitude. One pass over memory counts what is
-    above the bracket, and copies what is inside. A radix selection among those finds the wanted one. Where the sample misled, the
-    counts say in which of the other two ranges it lies, and that one is copied in a second pass.
+    The algorithm has three steps. A sample of one value in 1024 brackets the k-th magnitude. One pass over memory counts the values above
+    the bracket, and copies those inside. A radix selection among these finds the result. If the bracket misses it, the counts show on
+    which side it is, and that range is copied in a second pass.
 
     Examples
     --------
@@ -62,8 +59,8 @@ def kth_magnitude(array: Array, k: int) -> float:
 
 
 def key_and_ties(array: Array, k: int) -> tuple[int, int]:
-    """The key of the k-th magnitude, and how many that equal it are among the k largest."""
-    if len(array) <= SMALL or on_device(array):  # where histograms of the whole take the place of a sample
+    """Return the key of the k-th magnitude, and how many of the k largest equal it."""
+    if len(array) <= SMALL or on_device(array):  # on a device, histograms of the whole vector replace the sample
         return loops.kth(array, k)
     low, high = bracket(array, None, k)
     above, inside, found = loops.collect(array, low - 1, high, len(array) // 16)
@@ -79,14 +76,14 @@ def key_and_ties(array: Array, k: int) -> tuple[int, int]:
 
 
 def places_of_top(array: Array, k: int, dtype: np.dtype[np.unsignedinteger[Any]]) -> Array:
-    """The places of the k largest magnitudes, among equals the first, in increasing order; k is at least 1."""
+    """Return the positions of the k >= 1 largest magnitudes (the first among equals), in increasing order."""
     if on_device(array):
         return loops.largest(array, k, dtype)
     return loops.top(array, *key_and_ties(array, k), k, dtype)
 
 
 def bracket(array: Array, gradient: Array | None, k: int) -> tuple[int, int]:
-    """Keys that almost certainly are not above, and not below, that of the k-th magnitude."""
+    """Return keys that are almost certainly not above, and not below, the key of the k-th magnitude."""
     if len(array) <= SMALL:
         return 0, magnitude.last(array)
     count, share = max(FEWEST, len(array) // SHARE), k / len(array)
@@ -99,10 +96,10 @@ def bracket(array: Array, gradient: Array | None, k: int) -> tuple[int, int]:
 
 
 class ExactTopK(Selector):
-    """The k values of largest magnitude, among equals those of lower index; zeros where there is nothing else.
+    """Selects the k largest magnitudes, those of lower index among equals, and zeros if there is nothing else.
 
-    A sample brackets the threshold from below. One pass adds the gradient and copies everything above that, a little more than k
-    values, among which the k largest are found in the cache.
+    A sample gives a lower bound of the threshold. One pass adds the gradient and copies everything above it, slightly more than k values,
+    among which the k largest are found in the cache.
 
     Examples
     --------
@@ -123,7 +120,7 @@ class ExactTopK(Selector):
 
 
 def choose_top(accumulator: Array, gradient: Array | None, k: int) -> tuple[Array, Array]:
-    """Add the gradient, and take the k largest magnitudes."""
+    """Add the gradient, and select the k largest magnitudes."""
     size = len(accumulator)
     indices = index_dtype(size)
     reached = 0
@@ -134,7 +131,7 @@ def choose_top(accumulator: Array, gradient: Array | None, k: int) -> tuple[Arra
         if reached == size and len(found) >= k:
             places = loops.top(values, *loops.kth(values, k), k, indices)
             return found[places], values[places]
-    # Small, or the sample misled, or so many values are equal that copying them all would take longer than a second look.
+    # Small, or the sample was wrong, or so many values are equal that copying them all would take longer than a second pass.
     add(accumulator[reached:], None if gradient is None else gradient[reached:])
     if k == 0:
         xp = array_module(accumulator)
@@ -144,14 +141,13 @@ def choose_top(accumulator: Array, gradient: Array | None, k: int) -> tuple[Arra
 
 
 def top_of_stream(stream: SparseStream, k: int) -> SparseStream:
-    """The k entries of largest magnitude of a stream, among equals those of lower index; all of them if there are fewer.
+    """Return the k entries of largest magnitude of a stream, those of lower index among equals; all entries if there are fewer.
 
     Parameters
     ----------
     stream : SparseStream
-        Of float32 or float64, not row-sparse; also a part on a range of indices.
-    k : int
-        At least 0.
+        Of float32 or float64, not row-sparse; may be a part on a range of indices. k : int
+            At least 0.
 
     Examples
     --------
@@ -168,7 +164,7 @@ def top_of_stream(stream: SparseStream, k: int) -> SparseStream:
 
 
 def stream_values(stream: SparseStream) -> tuple[Array, Array]:
-    """Indices and values of a stream whose entries can be compared by magnitude."""
+    """Return indices and values of a stream; raise an error unless its entries can be compared by magnitude."""
     if stream.width is not None:
         raise StreamError(f"rows have no magnitude, and this stream has rows of {stream.width} values: select among plain vectors")
     if stream.dtype not in (np.float32, np.float64):

@@ -1,4 +1,4 @@
-"""Gaussian-k: a threshold from the mean and deviation of the values (Ok-Topk sections 2 and 5.4)."""
+"""Gaussian-k: a threshold from the mean and standard deviation of the values (Ok-Topk sections 2 and 5.4)."""
 
 from __future__ import annotations
 
@@ -16,24 +16,23 @@ __all__ = ["Gaussian"]
 
 
 class Gaussian(Selector):
-    """What is beyond the quantile of a normal distribution with the mean and deviation of the values.
+    """Selects values beyond a quantile of the normal distribution with the mean and standard deviation of the values.
 
-    Real gradients have more values near zero and a shorter tail, so that this threshold chooses too few; it is scaled down, as
-    Ok-Topk's authors do in their comparison, until more than ``least * k`` are chosen. There is no bound on how many that are.
+    Real gradients have more values near zero and a shorter tail, so this threshold selects too few. As in the comparison of Ok-Topk's
+    authors, it is scaled down until more than ``least * k`` are selected. There is no upper bound on their number.
 
     Parameters
     ----------
     k : int
-        How many to choose, roughly.
-    least : float
-        The share of k that is too few; 0 leaves the threshold of the distribution as it is.
-    scale : float
-        By which the threshold is multiplied again and again, between 0 and 1.
+        Approximate number of values to select. least : float
+            Fraction of k that counts as too few; 0 keeps the threshold of the distribution.
+        scale : float
+            Factor by which the threshold is multiplied repeatedly, between 0 and 1.
 
     Notes
     -----
-    Whether more than m values reach a threshold is whether the (m + 1)-th magnitude does. So one exact selection says where the
-    scaling stops, however many times that is, instead of one count of the vector for each.
+    More than m values reach a threshold if the (m + 1)-th magnitude does. One exact selection therefore shows where the scaling stops,
+    instead of a count of the vector for each factor.
 
     Examples
     --------
@@ -68,7 +67,7 @@ class Gaussian(Selector):
         return indices, values
 
     def _scaled(self, threshold: float, enough: float) -> float:
-        """The threshold scaled until it is at most ``enough``, in a few operations whatever the two are."""
+        """Return the threshold scaled until it is at most ``enough``, computed in a few operations."""
         if enough == 0:
             return 0.0
         if not threshold > enough:
@@ -85,6 +84,6 @@ class Gaussian(Selector):
 
 
 def _quantile(k: int, size: int, mean: float, deviation: float) -> float:
-    """The magnitude beyond which a normal distribution of that mean and deviation has a share k / size, on two sides of its mean."""
+    """Return the magnitude beyond which a normal distribution has a share k / size, on both sides of its mean together."""
     share = k / size
     return abs(mean) + deviation * (NormalDist().inv_cdf(1 - share / 2) if share < 1 else 0.0)

@@ -1,4 +1,4 @@
-"""Means and deviations of vectors of any finite magnitude, also where sums or squares leave the range of float64."""
+"""Means and standard deviations of vectors of any finite magnitude, even if sums or squares leave the range of float64."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from sparseallreduce.streams.selection.base import Array
 
 __all__ = ["mean_and_deviation", "mean_and_largest"]
 
-TINY = 1e-280  # sums of squares below have lost what underflows; those of float32 never come near it, unless all values are zero
+TINY = 1e-280  # smaller sums of squares have lost precision by underflow; float32 values never give one, unless all are zero
 BLOCK = 2**15  # values that are scaled in the cache
 
 
 def mean_and_deviation(accumulator: Array, gradient: Array | None) -> tuple[float, float]:
-    """Add the gradient, if there is one, and measure mean and standard deviation; what is not finite counts as zero.
+    """Add the gradient, if given, and return mean and standard deviation; non-finite values count as zeros.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ def mean_and_deviation(accumulator: Array, gradient: Array | None) -> tuple[floa
 
 
 def mean_and_largest(accumulator: Array, gradient: Array | None) -> tuple[float, float]:
-    """Add the gradient, if there is one, and find mean and maximum of the magnitudes; what is not finite counts as zero."""
+    """Add the gradient, if given, and return mean and maximum of the magnitudes; non-finite values count as zeros."""
     if on_device(accumulator):
         found: tuple[float, float] = cuda_kernels().mean_and_largest(accumulator, gradient)
         return found
@@ -65,7 +65,7 @@ def _of_sums(size: int, total: float, squares: float) -> tuple[float, float]:
 
 
 def _scaled(array: Array, exponent: int) -> Iterator[Array]:
-    """The vector divided by a power of two, a block at a time, with zeros for what is not finite."""
+    """Yield blocks of the vector divided by a power of two, with zeros for non-finite values."""
     for begin in range(0, len(array), BLOCK):
         block = array[begin : begin + BLOCK]
         yield np.ldexp(array_module(block).where(np.isfinite(block), block, block.dtype.type(0)), -exponent)

@@ -20,24 +20,23 @@ __all__ = ["MSTopK"]
 
 
 class MSTopK(Selector):
-    """All values above the upper one of two thresholds, and a random run of those between the two, together k.
+    """Selects all values above the upper of two thresholds, and a random run of those between the two, together k.
 
-    The thresholds come from a binary search between the mean magnitude and the largest one.
+    The thresholds result from a binary search between the mean magnitude and the largest one.
 
     Parameters
     ----------
     k : int
-        How many to choose, exactly.
-    searches : int
-        Steps of the binary search, the paper's N, which sets 30.
-    seed : int
-        Of the random run; the result depends on it, on the number of selections before this one, and on the values.
+        Exact number of values to select. searches : int
+            Steps of the binary search, N in the paper, which uses 30.
+        seed : int
+            Seed of the random run. The result depends on it, on the number of previous selections, and on the values.
 
     Notes
     -----
-    The paper counts the whole vector in each search. Here the vector is read once, to copy what a sample says to be a little more
-    than k values. The magnitude of rank k + 1 among those tells of any threshold whether it chooses more than k, with the same
-    outcome. Values that are not finite take no part in mean and maximum, and are above every threshold.
+    The paper counts the whole vector in each search. Here the vector is read once, to copy slightly more than k values as estimated from a
+    sample. The magnitude of rank k + 1 among those shows for any threshold whether it selects more than k, with the same result. Non-finite
+    values are not part of mean and maximum, and are above every threshold.
 
     Examples
     --------
@@ -61,7 +60,7 @@ class MSTopK(Selector):
             return self._by_histograms(accumulator, (mean, largest), clear)
         indices, values, floor = self._largest(accumulator)
         upper, lower = thresholds(_magnitude(values, self.k + 1), mean, largest, self.searches, accumulator.dtype)
-        if lower < floor:  # no search came as near as the sample
+        if lower < floor:  # the searches stopped further away than the sample
             indices, values, _ = loops.select(accumulator, None, lower - 1, indices.dtype)
         places = self._between(magnitude.keys(values), upper, lower)
         indices, values = indices[places], values[places]
@@ -71,7 +70,7 @@ class MSTopK(Selector):
         return indices, values
 
     def _by_histograms(self, accumulator: Array, measures: tuple[float, float], clear: bool) -> tuple[Array, Array]:
-        """On a GPU, where histograms of the whole vector take the place of a sample and a copy."""
+        """Select on a GPU, where histograms of the whole vector replace the sample and the copy."""
         seeds, dtype = (self.seed, self.steps), index_dtype(len(accumulator))
         indices = cuda_kernels().mstopk_places(accumulator, self.k, measures, dtype, self.searches, seeds)
         values = accumulator[indices]
@@ -81,17 +80,17 @@ class MSTopK(Selector):
         return indices, values
 
     def _largest(self, accumulator: Array) -> tuple[Array, Array, int]:
-        """More than k values, or all, and the key that they are all from."""
+        """Return more than k values (or all), and the key that they all reach."""
         size = len(accumulator)
         floor, _ = bracket(accumulator, None, self.k) if self.k else (magnitude.last(accumulator), 0)
         indices, values, _ = loops.select(accumulator, None, floor - 1, index_dtype(size), expected=self.k + self.k // 2)
-        if len(indices) <= self.k < size and floor > 0:  # the sample misled
+        if len(indices) <= self.k < size and floor > 0:  # the sample was wrong
             floor = 0
             indices, values, _ = loops.select(accumulator, None, -1, index_dtype(size), expected=size)
         return indices, values, floor
 
     def _between(self, keys: Array, upper: int, lower: int) -> Array:
-        """Lines 25 to 28: the places from ``upper`` on, and a run of those below that and from ``lower`` on."""
+        """Return the positions from ``upper`` on, and a run of those from ``lower`` up to it (lines 25 to 28)."""
         above = np.flatnonzero(keys >= upper)
         inside = np.flatnonzero((keys < upper) & (keys >= lower))
         wanted = self.k - len(above)
@@ -100,7 +99,7 @@ class MSTopK(Selector):
 
 
 def _magnitude(values: Array, rank: int) -> float:
-    """The magnitude of a rank, from 1; infinity for NaN, and below all if there are not so many."""
+    """Return the magnitude of a rank, from 1; infinity for NaN, and -infinity if there are fewer values."""
     if len(values) < rank:
         return -math.inf
     found = magnitude.from_key(loops.kth(values, rank)[0], values.dtype)

@@ -1,4 +1,4 @@
-"""The exact top k of vectors that may have few non-zeros, such as the residuals of sparse gradients: without zeros."""
+"""The exact top k without zeros, for vectors that may have few non-zeros, such as the residuals of sparse gradients."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from sparseallreduce.streams.stream import index_dtype
 
 __all__ = ["NonZeroTopK", "choose_nonzero"]
 
-_FEW = 4  # times k: with more candidates than that, a threshold is looked for before anything is copied
+_FEW = 4  # times k: with more candidates, a threshold is found before anything is copied
 
 
 class NonZeroTopK(Selector):
-    """The k values of largest magnitude, among equals those of lower index; fewer if no more are different from zero.
+    """Selects the k largest non-zero magnitudes, those of lower index among equals; fewer if there are not k non-zeros.
 
-    One pass adds the gradient and copies what is not zero. If there is much more of that than k, it stops, and goes on as
-    :class:`~sparseallreduce.streams.selection.ExactTopK`. For 1 % of 3.2 million values, of which a quarter per cent are not zero,
-    that takes as long as a copy, and the exact top k, which has to fill up with zeros, 9 to 30 times as long.
+    One pass adds the gradient and copies non-zeros. If there are many more than k, it stops and continues like
+    :class:`~sparseallreduce.streams.selection.ExactTopK`. For 1 % of 3.2 million values, of which 0.25 % are non-zero, it takes as long as
+    a copy; the exact top k, which has to fill up with zeros, takes 9 to 30 times as long.
 
     Examples
     --------
@@ -40,26 +40,26 @@ class NonZeroTopK(Selector):
 def choose_nonzero(
     accumulator: Array, gradient: Array | None, k: int, threshold: float = 0.0, least: int = 0
 ) -> tuple[Array, Array, int]:
-    """Add the gradient, and take the k largest of the magnitudes that are at least a threshold and not zero.
+    """Add the gradient, and select the k largest of the non-zero magnitudes that are at least a threshold.
 
     Parameters
     ----------
     accumulator, gradient : ndarray, shape (N,)
     k : int
     threshold : float
-        A guess at the k-th magnitude, rather too low: it saves copying what is below, and comes to the same result.
-    least : int
-        Where fewer reach the threshold, it was misleading, and the vector is read again without.
+        A guess of the k-th magnitude, better too low than too high: it avoids copying lower values, without changing the result. least :
+        int
+            If fewer values reach the threshold, the vector is read again without it.
 
     Returns
     -------
     indices, values : ndarray
     reached : int
-        How many values reached the threshold; a lower bound if they were more than 4 k.
+        Number of values that reached the threshold; a lower bound if there were more than 4 k.
     """
     size, most = len(accumulator), _FEW * k
     over = key_from(threshold, accumulator.dtype) - 1
-    if over == 0 and on_device(accumulator):  # where all values would be copied, however many they are
+    if over == 0 and on_device(accumulator):  # a device kernel would copy all values
         return _nonzero_of_top(*choose_top(accumulator, gradient, k))
     indices, values, end = loops.select(accumulator, gradient, over, index_dtype(size), expected=most, most=most)
     reached = len(values)
@@ -75,7 +75,7 @@ def choose_nonzero(
 
 
 def _nonzero_of_top(indices: Array, values: Array) -> tuple[Array, Array, int]:
-    """What is not zero of the largest magnitudes, and how many these are."""
+    """Return the non-zeros of the largest magnitudes, and their number."""
     count = int(array_module(values).count_nonzero(values))
     if count < len(values):
         present = device_kernels(values).marked(values != 0, count)

@@ -1,17 +1,16 @@
-"""How many steps share a threshold: found from what its evaluation costs, and from how fast a threshold that is reused goes wrong.
+"""Choose how many steps share a threshold, from the cost of evaluating it and from how fast a reused threshold becomes inaccurate.
 
-Ok-Topk section 3.1.3 evaluates thresholds every tau' steps, 32 or 128 by the model; figure 6 shows by how many values a reused one is off.
-Take a step for 1, an evaluation for c more, and let a threshold of age a be off by a share b + s a of the k values, which is so much of the
-step's work that is lost. With tau' steps from one evaluation to the next, a step costs
+Ok-Topk section 3.1.3 evaluates thresholds every tau' steps (32 or 128, by model); its figure 6 shows the error in the number of values of a
+reused one. Let a step cost 1, an evaluation c more, and let a threshold of age a be off by a share b + s a of the k values, which wastes
+that share of the step's work. With tau' steps from one evaluation to the next, a step costs on average
 
     1 + c / tau' + (b (tau' - 1) + s tau' (tau' - 1) / 2) / tau'
 
-in the mean, which is least at tau' = sqrt(2 (c - b) / s), like the interval of checkpoints beside failures (Young, 1974). Where b is c or
-more, each step had better evaluate.
+which is least at tau' = sqrt(2 (c - b) / s), like the interval between checkpoints for a failure rate (Young, 1974). If b is at least c,
+every step should evaluate.
 
-The line is that of least squares. How many values pass a threshold is a matter of chance, too: so s is taken for no more than is certain,
-two standard errors less than what comes out. Where a threshold does not get worse that can be told from chance, the period grows, and with
-it what can be told.
+The line is fitted by least squares. The number of values that pass a threshold also varies randomly, so s is reduced by two standard
+errors. If no growth of the error is significant, the period grows, and with it the precision of the fit.
 """
 
 from __future__ import annotations
@@ -26,14 +25,16 @@ __all__ = ["AUTO", "FIRST", "LEAST", "MOST", "Drift", "checked_period"]
 
 AUTO = "auto"
 LEAST, FIRST, MOST = 4, 32, 512  # steps
-_GROWTH = 2  # times: how much longer or shorter than the one before a period may be
+_GROWTH = 2  # largest ratio of successive periods
 _CERTAIN = 2.0  # standard errors
-_KEPT = 0.5  # of the weight of what was seen, from one evaluation to the next
+_KEPT = 0.5  # factor of the weights of observations at each evaluation
 
 
 class Drift(NamedTuple):
-    """The current period, and what was seen of thresholds that were reused: sums for a line through shares by ages.
+    """The current period, and the observed errors of reused thresholds as sums for a linear fit of shares by age.
 
+    Examples
+    --------
     >>> drift = Drift()
     >>> for age in range(1, 32):
     ...     drift = drift.seen(0.001 * age)
@@ -43,26 +44,26 @@ class Drift(NamedTuple):
 
     period: int = FIRST
     age: int = 0  # steps since the latest evaluation
-    number: float = 0.0  # of them
+    number: float = 0.0  # weighted number of observations
     ages: float = 0.0
-    squares: float = 0.0  # of ages
+    squares: float = 0.0  # squares of ages
     shares: float = 0.0
     deviations: float = 0.0  # squares of shares
     products: float = 0.0
 
     @classmethod
     def of(cls, saved: Any) -> Drift:
-        """From a state, where it may have become a list."""
+        """Return the drift stored in a state, in which it may have become a list."""
         period, age, *sums = saved
         return cls(int(period), int(age), *map(float, sums))
 
     @property
     def is_due(self) -> bool:
-        """Whether the next step evaluates."""
+        """True if the next step evaluates the threshold."""
         return self.age == 0 or self.age >= self.period
 
     def seen(self, share: float) -> Drift:
-        """A step has reused a threshold, which was off by this share of k."""
+        """Return the drift after a step that reused a threshold, which was off by this share of k."""
         share = min(max(share, 0.0), 1.0)
         age = max(self.age, 1)
         return Drift(
@@ -77,7 +78,7 @@ class Drift(NamedTuple):
         )
 
     def evaluated(self, cost: float) -> Drift:
-        """A step has evaluated the threshold, for ``cost`` times what a step takes besides; the next period follows."""
+        """Return the drift, with the next period, after an evaluation that cost ``cost`` times the rest of a step."""
         wanted = self._wanted(cost) if self.number else float(self.period)
         lowest, highest = max(LEAST, self.period // _GROWTH), min(MOST, self.period * _GROWTH)
         period = highest if wanted >= highest else max(lowest, int(wanted))
@@ -96,7 +97,7 @@ class Drift(NamedTuple):
         return math.inf if slope <= 0 else math.sqrt(2 * (cost - start) / slope)
 
     def _slope(self) -> tuple[float, float]:
-        """That of the line, and its standard error."""
+        """Return the slope of the fitted line, and its standard error."""
         spread = self.number * self.squares - self.ages * self.ages
         if spread <= 0 or self.number <= 2:
             return 0.0, 0.0
@@ -106,12 +107,12 @@ class Drift(NamedTuple):
 
 
 def checked_period(option: str, value: Any) -> int | str:
-    """A number of steps, or "auto".
+    """Return a checked number of steps, or "auto".
 
     Raises
     ------
     AlgorithmError
-        If it is below 1, or another text.
+        If it is below 1, or another string.
     """
     if isinstance(value, str):
         if value != AUTO:

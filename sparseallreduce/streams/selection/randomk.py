@@ -1,4 +1,4 @@
-"""Random-k: places that do not depend on the values, for comparison."""
+"""Random-k: positions that do not depend on the values, for comparison."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ __all__ = ["RandomK"]
 
 
 class RandomK(Selector):
-    """k places, each set of k as probable as any other; the same ones on all ranks with the same seed.
+    """Selects k random positions, every set with equal probability; the same on all ranks with the same seed.
 
     Parameters
     ----------
     k : int
-        How many to choose, exactly.
-    seed : int
-        The result depends on it, on the number of selections before this one, and on the size, not on the values.
+        Exact number of values to select. seed : int
+            Seed. The result depends on it, on the number of previous selections, and on the size, but not on the values.
 
     Examples
     --------

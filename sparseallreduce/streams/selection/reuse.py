@@ -1,4 +1,4 @@
-"""Threshold reuse: an exact threshold now and then, adjusted in between (Ok-Topk section 3.1.3)."""
+"""Threshold reuse: an exact threshold in some steps, adjusted in the steps between (Ok-Topk section 3.1.3)."""
 
 from __future__ import annotations
 
@@ -20,52 +20,51 @@ from sparseallreduce.streams.stream import index_dtype
 __all__ = ["Reuse", "ThresholdReuse", "choose_reusing", "choose_with_copy"]
 
 DRIFT = 0.1
-ENOUGH = 2.0  # times k: with more candidates than that the threshold comes nearer to the k-th magnitude
-WIDER, NARROWER = 2.0, 0.97  # factors of the slack: too few candidates may take a second pass, too many only a little time
+ENOUGH = 2.0  # times k: with more candidates, the slack shrinks
+WIDER, NARROWER = 2.0, 0.97  # factors of the slack; too few candidates may cost a second pass, too many only little time
 NARROWEST, WIDEST = 0.001, 0.5
-_EVALUATION = 1 / 3  # of the time of a step: a look at a sample, and at what is not copied, beside three passes
+_EVALUATION = 1 / 3  # cost of an evaluation relative to a step of three passes
 
 
 class Reuse(NamedTuple):
-    """What one selection leaves to the next."""
+    """The state that one selection passes to the next."""
 
-    threshold: float = 0.0  # that candidates have to reach; 0 to find the top k without
-    slack: float = 0.03  # how far it is below the k-th magnitude, in logarithms
+    threshold: float = 0.0  # magnitude that candidates must reach; 0 to evaluate the exact top k
+    slack: float = 0.03  # logarithm of the ratio of the k-th magnitude to the threshold
 
 
 class ThresholdReuse(Selector):
-    """The k largest of what reaches a threshold that earlier selections have left; k values, or up to a tenth fewer; no zeros.
+    """Selects the k largest of the values that reach a threshold from earlier selections; k values, or up to 10 % fewer, without zeros.
 
-    The distribution of gradients changes slowly, and so does the k-th magnitude. From the one of this step comes the threshold of the
-    next, a little lower, so that rather too many values reach it, the largest k of which are the top k. Where fewer reach it than
-    ``drift`` allows, it is evaluated ahead of its time, in a second pass over memory.
+    The distribution of gradients changes slowly, and so does the k-th magnitude. The threshold of the next step is slightly below the k-th
+    magnitude of this one, so that usually more than k values reach it, and their k largest are the exact top k. If fewer reach it than
+    ``drift`` allows, the threshold is evaluated early, in a second pass over memory.
 
     Parameters
     ----------
     k : int
-        How many to choose, at most.
-    period : int or "auto"
-        Steps from one exact threshold to the next, the paper's tau'; 1 always chooses the top k. "auto" finds it from how many of k values
-        are missing as the threshold gets older: see :mod:`~sparseallreduce.streams.selection.period`.
-    drift : float
-        Share of k that may be missing before the threshold is evaluated anew.
+        Largest number of values to select. period : int or "auto"
+            Steps from one exact threshold to the next, tau' in the paper; 1 always selects the exact top k. "auto" derives it from how many
+            of k values are missing as the threshold ages: see :mod:`~sparseallreduce.streams.selection.period`.
+        drift : float
+            Fraction of k that may be missing before the threshold is evaluated again.
 
     Attributes
     ----------
     threshold : float
-        What the next step will compare with; 0 if it will find the top k without.
-    slack : float
-        The logarithm of how far it is below the k-th magnitude.
-    steps : int
-        Selections so far.
+        Threshold of the next step; 0 if it will evaluate the exact top k. slack : float
+            Logarithm of the ratio of the k-th magnitude to the threshold.
+        steps : int
+            Number of selections so far.
 
     Notes
     -----
-    The paper takes whatever reaches a threshold. Error feedback at a low density makes that imprecise: most of a residual waits just
-    below the k-th magnitude, the more of it the lower the density. In training a perceptron on digits, a threshold that is 3 % lower
-    chooses half as many again at a density of 1 %, and three times as many at 0.1 %, while the k-th magnitude changes by 1 % a step.
-    So the slack is controlled by the count: it doubles where fewer than k values reach the threshold, and shrinks by 3 % where
-    more than 2 k do. In that training, there are 1.8 k candidates on average, and one step in 200 takes a second pass.
+    The paper selects whatever reaches a threshold. With error feedback at a low density that is imprecise: most of a residual is just below
+    the k-th magnitude, more so at lower densities. In training a perceptron on digits, a threshold that is 3 % lower selects 1.5 times as
+    many values at a density of 1 %, and three times as many at 0.1 %, while the k-th magnitude changes by 1 % per step. The slack is
+    therefore controlled by the count: it doubles if fewer than k values reach the threshold, and shrinks by 3 % if more than 2 k do. In
+    that
+    training, there are 1.8 k candidates on average, and one step in 200 takes a second pass.
 
     Examples
     --------
@@ -74,7 +73,7 @@ class ThresholdReuse(Selector):
     [[0, 2], [0, 1]]
     """
 
-    passes = 3.0  # also when the exact threshold is found; 4 when it is evaluated ahead of its time
+    passes = 3.0  # also if the exact threshold is found; 4 if it is evaluated early
 
     def __init__(self, k: int, period: int | str = 32, *, drift: float = DRIFT) -> None:
         super().__init__(k)
@@ -86,7 +85,7 @@ class ThresholdReuse(Selector):
         self.drift = drift
         self.threshold, self.slack = Reuse()
         self.steps = 0
-        self.history: Array | None = np.array(Drift()) if period == AUTO else None  # where the period is found
+        self.history: Array | None = np.array(Drift()) if period == AUTO else None  # only for period "auto"
 
     def choose(self, accumulator: Array, gradient: Array | None, clear: bool) -> tuple[Array, Array]:
         drift = None if self.history is None else Drift.of(self.history)
@@ -94,7 +93,7 @@ class ThresholdReuse(Selector):
         threshold = 0.0 if due else self.threshold
         indices, values, left = choose_reusing(accumulator, gradient, self.k, Reuse(threshold, self.slack), self.drift)
         if drift is not None:
-            # Where no threshold is left, there is nothing else to choose.
+            # Without a threshold for the next step, all non-zeros have been selected.
             missing = 0.0 if left.threshold == 0 else 1 - len(values) / self.k
             self.history = np.array(drift.evaluated(_EVALUATION) if threshold == 0 else drift.seen(missing))
         if clear:
@@ -107,25 +106,24 @@ class ThresholdReuse(Selector):
 def choose_reusing(
     accumulator: Array, gradient: Array | None, k: int, reuse: Reuse, drift: float = DRIFT
 ) -> tuple[Array, Array, Reuse]:
-    """A step of threshold reuse.
+    """Perform a step of threshold reuse.
 
     Parameters
     ----------
     accumulator : ndarray of float32 or float64, shape (N,)
-        Increased by ``gradient``, if there is one, in the pass over memory that selects.
+        The gradient is added to it, in the pass over memory that selects.
     gradient : ndarray, shape (N,), or None
     k : int
     reuse : Reuse
-        What the step before has left, or ``Reuse()``.
-    drift : float
-        Share of k that may be missing.
+        State from the previous step, or ``Reuse()``. drift : float
+            Fraction of k that may be missing.
 
     Returns
     -------
     indices, values : ndarray
-        The k largest magnitudes, or all that are not zero; or all that reach the threshold, if at most ``drift * k`` are missing.
-    reuse : Reuse
-        For the next step.
+        The k largest magnitudes, or all non-zeros if fewer; or all that reach the threshold, if at most ``drift * k`` are missing. reuse :
+        Reuse
+            State for the next step.
     """
     if on_device(accumulator):
         (indices, values), _, left = choose_with_copy(accumulator, gradient, k, reuse, drift, wanted=False)
@@ -138,13 +136,14 @@ def choose_reusing(
 def choose_with_copy(
     accumulator: Array, gradient: Array | None, k: int, reuse: Reuse, drift: float = DRIFT, *, wanted: bool = True
 ) -> tuple[tuple[Array, Array], tuple[Array, Array], Reuse]:
-    """As :func:`choose_reusing`, of arrays on a device, with a copy on the host of what is chosen: the one thing that it waits for, besides
-    how many reach a threshold.
+    """Select like :func:`choose_reusing` from device arrays, and return a copy of the selected entries on the host.
+
+    The host waits only for this copy and for the number of values that reach the threshold.
 
     Returns
     -------
     entries, copy : (ndarray, ndarray)
-        Indices and values. Unless it is ``wanted``, two numbers are copied in its place.
+        Indices and values. Unless it is ``wanted``, only two numbers are copied instead.
     reuse : Reuse
     """
     least, size = math.ceil((1 - drift) * k), len(accumulator)
@@ -164,7 +163,7 @@ def choose_with_copy(
         present, smallest = int(np.count_nonzero(copy[1])), _least(copy[1])
     else:
         copy, (present, smallest) = (indices, values), _present_and_least(values, xp)
-    if present < len(values):  # the largest of fewer than k that are not zero
+    if present < len(values):  # there are fewer than k non-zeros
         places = device_kernels(values).marked(values != 0, present)
         indices, values = indices[places], values[places]
         if wanted:
@@ -174,22 +173,22 @@ def choose_with_copy(
 
 
 def _left(reuse: Reuse, chosen: int, reached: int, least: int, k: int, smallest: float) -> Reuse:
-    """What a step leaves in which so many were chosen, and reached its threshold, and that is the smallest magnitude of k."""
+    """Return the state after a step with these numbers of selected and reaching values; ``smallest`` is the k-th magnitude."""
     slack = _controlled(reuse.slack, reached, k) if reuse.threshold > 0 else reuse.slack
     if chosen == k:
         right = smallest
-    else:  # all that reached the threshold; or all there is, of which fewer did
+    else:  # all that reached the threshold, or all non-zeros if too few did
         right = reuse.threshold if reached >= least else 0.0
     return Reuse(right * math.exp(-slack), slack)
 
 
 def _least(values: Array) -> float:
-    """The smallest magnitude that is a number, infinity if there is none."""
+    """Return the smallest magnitude that is not NaN, infinity if there is none."""
     return float(np.fmin.reduce(np.abs(values), initial=np.inf))
 
 
 def _present_and_least(values: Array, xp: Any) -> tuple[int, float]:
-    """How many of some values on a device are not zero, and the smallest magnitude that is a number, infinity if there is none."""
+    """Return the number of non-zeros of device values, and the smallest magnitude that is not NaN, infinity if none."""
     if not len(values):
         return 0, math.inf
     magnitudes = xp.abs(values)
@@ -199,7 +198,7 @@ def _present_and_least(values: Array, xp: Any) -> tuple[int, float]:
 
 
 def _controlled(slack: float, reached: int, k: int) -> float:
-    """The slack of the next threshold, by how many values have reached that of this step."""
+    """Return the slack of the next threshold, given the number of values that reached the last one."""
     if reached < k:
         return min(WIDER * slack, WIDEST)
     return max(NARROWER * slack, NARROWEST) if reached > ENOUGH * k else slack

@@ -1,4 +1,4 @@
-"""Double sampling: the threshold of a sample, and where that chooses far too many or too few the exact one (DGC)."""
+"""Double sampling: the threshold of a sample, replaced by the exact one if it selects far too many or too few (DGC)."""
 
 from __future__ import annotations
 
@@ -17,20 +17,19 @@ __all__ = ["DoubleSampling"]
 
 
 class DoubleSampling(Selector):
-    """What reaches the threshold of a random sample's top values, or exactly the k largest where that is far from k; no zeros.
+    """Selects values that reach a random sample's top-k threshold, or the exact top k if that number is far from k; without zeros.
 
-    Where it is far more than k, the k largest are found among what was chosen; where it is far less, in the whole vector again.
+    If it is far more than k, the k largest are found among the selected values; if it is far less, in the whole vector.
 
     Parameters
     ----------
     k : int
-        How many to choose, about.
-    share : float
-        Of the vector that is sampled; DGC takes 0.001 to 0.01.
-    overshoot : float
-        The second selection is made beyond so many times k, and below k divided by it; at least 1.
-    seed : int
-        Of the sample; the result depends on it, on the number of selections before this one, and on the values.
+        Approximate number of values to select. share : float
+            Fraction of the vector that is sampled; DGC uses 0.001 to 0.01.
+        overshoot : float
+            The second selection is made if the number exceeds ``overshoot * k`` or is below ``k / overshoot``; at least 1.
+        seed : int
+            Seed of the sample. The result depends on it, on the number of previous selections, and on the values.
 
     Examples
     --------
@@ -39,7 +38,7 @@ class DoubleSampling(Selector):
     array([1, 4], dtype=uint32)
     """
 
-    passes = 3.0  # and a cache line for each sampled value; 4 where the sample has misled
+    passes = 3.0  # and a cache line for each sampled value; 4 if the sample is wrong
 
     def __init__(self, k: int, *, share: float = 0.01, overshoot: float = 1.3, seed: int = 0) -> None:
         super().__init__(k)
@@ -61,7 +60,7 @@ class DoubleSampling(Selector):
         with before_adding(accumulator, gradient):
             sampled = loops.sample(accumulator, gradient, count, seed_of(self.seed, self.steps))
             key, _ = loops.kth(sampled, max(1, round(self.k * count / size)))
-        threshold = min(math.inf, magnitude.from_key(key, accumulator.dtype))  # not NaN: infinities nobody sampled are chosen, too
+        threshold = min(math.inf, magnitude.from_key(key, accumulator.dtype))  # not NaN, to select all infinities
         indices, values = choose_at_least(accumulator, gradient, threshold, False, self.k)
         if len(indices) > self.overshoot * self.k:
             places, values = choose_top(values, None, self.k)

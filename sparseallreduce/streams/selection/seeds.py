@@ -8,5 +8,5 @@ __all__ = ["seed_of"]
 
 
 def seed_of(seed: int, step: int) -> int:
-    """A number from 0 to 2**64 - 1 for a step, as good as independent of those of other steps and seeds."""
+    """Return a seed in [0, 2**64) for a step, practically independent of those of other steps and seeds."""
     return int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0])

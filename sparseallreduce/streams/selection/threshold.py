@@ -1,4 +1,4 @@
-"""Selection by a threshold: everything of at least a magnitude."""
+"""Selection of all values of at least a given magnitude."""
 
 from __future__ import annotations
 
@@ -17,24 +17,23 @@ __all__ = ["Threshold", "key_from", "select_at_least", "stream_at_least"]
 def select_at_least(
     accumulator: Array, threshold: float, gradient: Array | None = None, *, clear: bool = False, expected: int | None = None
 ) -> SparseStream:
-    """The values of at least a magnitude that are not zero, chosen in one pass over memory, in which a gradient is added first.
+    """Select the non-zero values of at least a given magnitude, in one pass over memory that also adds the gradient.
 
     Parameters
     ----------
     accumulator : ndarray of float32 or float64, shape (N,)
-        Increased by ``gradient``, if there is one; with ``clear``, zero afterwards where a value was chosen.
+        The gradient is added to it; with ``clear``, selected values are set to zero.
     threshold : float
-        At least 0. NaN chooses NaN alone, which any other threshold chooses, too.
-    gradient : ndarray, shape (N,), optional
-        Of the same dtype.
+        At least 0. Every threshold selects NaN values; a NaN threshold selects nothing else. gradient : ndarray, shape (N,), optional Of
+        the same dtype.
     clear : bool
     expected : int, optional
-        About how many values to expect, which saves memory; N / 16 by default.
+        Expected number of values, which determines the memory used; N / 16 by default.
 
     Raises
     ------
     StreamTypeError, StreamError
-        As :class:`~sparseallreduce.streams.selection.Selector` raises them; StreamError also for a negative threshold.
+        As :class:`~sparseallreduce.streams.selection.Selector`; StreamError also if the threshold is negative.
 
     Examples
     --------
@@ -49,7 +48,7 @@ def select_at_least(
 def choose_at_least(
     accumulator: Array, gradient: Array | None, threshold: float, clear: bool = False, expected: int | None = None
 ) -> tuple[Array, Array]:
-    """Indices and values of :func:`select_at_least`, for arrays known to be sound."""
+    """Return indices and values like :func:`select_at_least`, without checking the arrays."""
     size = len(accumulator)
     over = key_from(threshold, accumulator.dtype) - 1
     room = size // 16 if expected is None else expected + expected // 4
@@ -58,21 +57,19 @@ def choose_at_least(
 
 
 def key_from(threshold: float, dtype: np.dtype[np.floating]) -> int:
-    """The smallest key that a threshold chooses."""
+    """Return the smallest key that a threshold selects."""
     if threshold < 0:
         raise StreamError(f"a threshold of magnitudes is at least 0, not {threshold}")
     return max(1, magnitude.key_of(threshold, dtype))  # that of zero is 0
 
 
 def stream_at_least(stream: SparseStream, threshold: float) -> SparseStream:
-    """The entries of a stream of at least a magnitude that are not zero.
+    """Return the non-zero entries of a stream of at least a given magnitude.
 
     Parameters
     ----------
     stream : SparseStream
-        Of float32 or float64, not row-sparse; also a part on a range of indices.
-    threshold : float
-        As for :func:`select_at_least`.
+        Of float32 or float64, not row-sparse; may be a part on a range of indices. threshold : float As for :func:`select_at_least`.
 
     Examples
     --------
@@ -85,12 +82,12 @@ def stream_at_least(stream: SparseStream, threshold: float) -> SparseStream:
 
 
 class Threshold(Selector):
-    """Every value of at least a magnitude, except zeros.
+    """Selects every non-zero value of at least a given magnitude.
 
     Parameters
     ----------
     threshold : float
-        At least 0. NaN is chosen whatever the threshold.
+        At least 0. NaN values are always selected.
 
     Examples
     --------

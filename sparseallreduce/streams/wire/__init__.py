@@ -1,4 +1,4 @@
-"""Streams as bytes, and back (thesis section 4.1.1)."""
+"""Encode streams to bytes, and decode them (thesis section 4.1.1)."""
 
 from sparseallreduce.streams.wire.codecs import (
     BITMAP,

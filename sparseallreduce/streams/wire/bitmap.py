@@ -1,4 +1,4 @@
-"""Positions as a bit for each of them: of the indices of a sparse stream, or of what is not zero in a dense one."""
+"""Positions as bitmaps: of the indices of a sparse stream, or of the non-zeros of a dense one."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from sparseallreduce.streams.wire.header import Bytes
 
 __all__ = ["Bitmap", "nonzero_share", "read_nonzero", "write_nonzero"]
 
-_SAMPLE = 4096  # elements of a dense stream by which it is judged
+_SAMPLE = 4096  # elements of a dense stream that are sampled
 
 
 class Bitmap:
-    """A bit for each index from that behind the last piece to the last of this one."""
+    """An index codec with a bit for each index from the end of the previous piece to the last index of this one."""
 
     number = 1
     name = "bitmap"
-    seconds = 2e-9  # from 6 % on; longer where it takes more bytes than the gaps
+    seconds = 2e-9  # at a density of at least 6 %; longer where it takes more bytes than the gaps
 
     def bytes_each(self, density: float, index_bytes: int) -> float:
         return 1 / (8 * max(density, 1e-9))
@@ -41,7 +41,7 @@ class Bitmap:
 
 
 def nonzero_share(values: NDArray[Any]) -> float:
-    """Of the elements or rows of a dense array about that share of which some bit is set."""
+    """Return an estimate of the fraction of elements or rows of a dense array that have any bit set."""
     if not values.size:
         return 0.0
     sample = np.ascontiguousarray(values[:: max(len(values) // _SAMPLE, 1)])
@@ -50,7 +50,7 @@ def nonzero_share(values: NDArray[Any]) -> float:
 
 
 def write_nonzero(values: NDArray[Any], out: Bytes) -> int:
-    """Write the elements or rows of an array that are not zero, and behind them which these are; returns the bytes that both take."""
+    """Write the non-zero elements or rows of an array, followed by their bitmap; return the total size in bytes."""
     bits = np.empty((len(values) + 7) // 8, np.uint8)
     present = out[: values.nbytes].view(values.dtype).reshape(values.shape)
     nbytes = kernels.encode_nonzero(np.ascontiguousarray(values), bits, present) * (values.nbytes // max(len(values), 1))
@@ -59,7 +59,7 @@ def write_nonzero(values: NDArray[Any], out: Bytes) -> int:
 
 
 def read_nonzero(payload: Bytes, out: NDArray[Any]) -> bool:
-    """Fill ``out``; whether the payload is that of so many elements or rows."""
+    """Decode into ``out``; return True if the payload matches its number of elements or rows."""
     each, length = out.nbytes // max(len(out), 1), (len(out) + 7) // 8
     nbytes = len(payload) - length
     if nbytes < 0 or (nbytes % each if each else nbytes):

@@ -1,6 +1,6 @@
-"""The codecs of positions and of values by number and by name, and which of them a message takes.
+"""The codecs of positions and of values, by number and name, and the choice between them for a message.
 
-A codec of positions loses nothing, and is chosen for every part of every message. One of values is the user's choice, since it does.
+Index codecs are lossless, and one is chosen for every part of every message. Value codecs are lossy, so the user chooses them.
 """
 
 from __future__ import annotations
@@ -21,59 +21,59 @@ __all__ = ["BITMAP", "GAPS", "INDEX_CODECS", "INDEX_NAMES", "PLAIN", "VALUE_NAME
 
 
 class IndexCodec(Protocol):
-    """How the increasing indices of a sparse stream are written."""
+    """A codec for the increasing indices of a sparse stream."""
 
     number: int
     name: str
-    seconds: float  # an index, to write and to read it
+    seconds: float  # seconds to encode and decode an index
 
     def bytes_each(self, density: float, index_bytes: int) -> float:
-        """Expected bytes of one of many indices at uniformly random positions."""
+        """Return the expected bytes per index for many indices at uniformly random positions."""
 
     def bound(self, indices: NDArray[Any], lo: int) -> int:
-        """Bytes that are enough for them."""
+        """Return an upper bound on the encoded size in bytes."""
 
     def write(self, indices: NDArray[Any], lo: int, out: Bytes) -> int:
-        """Write indices, all at ``lo`` or above, and return the bytes that they take."""
+        """Encode indices, all at least ``lo``, and return the encoded size in bytes."""
 
     def read(self, payload: Bytes, lo: int, hi: int, out: NDArray[Any]) -> bool:
-        """Fill ``out``; whether the payload is that of so many increasing indices within ``[lo, hi)``, and of nothing else."""
+        """Decode into ``out``; return True if the payload encodes exactly ``len(out)`` increasing indices in ``[lo, hi)``."""
 
 
 PLAIN, BITMAP, GAPS = Plain(), Bitmap(), Gaps()
 INDEX_CODECS: dict[int, IndexCodec] = {codec.number: codec for codec in (PLAIN, BITMAP, GAPS)}
-_LEAST_GAIN = 0.9  # of the bytes of a dense stream that its non-zeros and a bitmap may take
+_LEAST_GAIN = 0.9  # non-zeros and a bitmap are used if they take at most this fraction of a dense stream's bytes
 INDEX_NAMES = (*(codec.name for codec in INDEX_CODECS.values()), "auto")
 VALUE_NAMES = ("exact", *(codec.name for codec in VALUE_CODECS.values() if codec.name not in BIASED))  # of sums
 _BY_NAME = {codec.name: codec for codec in INDEX_CODECS.values()}
 
 
 class Encoding(NamedTuple):
-    """How the messages of an operation are written."""
+    """How the messages of an operation are encoded."""
 
-    index_codec: str = "auto"  # plain, bitmap, gaps, or auto: for each part of a message that which takes the least time
+    index_codec: str = "auto"  # plain, bitmap, gaps, or auto: the fastest for each part of a message
     value_codec: str = "exact"
-    seed: int = 0  # of what a value codec draws
+    seed: int = 0  # seed of a value codec's random numbers
 
     @property
     def is_exact(self) -> bool:
-        """Whether nothing is lost."""
+        """True if the encoding is lossless."""
         return self.value_codec == "exact"
 
     def value_bytes(self, itemsize: int) -> float:
-        """What a value of so many bytes takes on its way."""
+        """Return the encoded size of a value of ``itemsize`` bytes."""
         for codec in VALUE_CODECS.values():
             if codec.name == self.value_codec:
                 return sum(codec.lengths(1 << 16)) / (1 << 16)
         return itemsize
 
     def quantised(self, stream: SparseStream, *drawn_by: int) -> SparseStream:
-        """``stream`` as its receivers will know it; what is drawn is that of the seed and these numbers.
+        """Return ``stream`` with the values that its receivers will decode; random numbers depend on the seed and ``drawn_by``.
 
         Raises
         ------
         StreamError
-            If a value is beyond what the value codec can hold.
+            If a value is out of range for the value codec.
         """
         if self.value_codec == "exact":
             return stream
@@ -81,7 +81,7 @@ class Encoding(NamedTuple):
         return quantised(stream, self.value_codec, int.from_bytes(digest, "little"))
 
     def index_codec_for(self, stream: SparseStream, byte_seconds: float) -> IndexCodec:
-        """The codec for a stream on a link on which a byte takes so long."""
+        """Return the index codec for a stream on a link with this time per byte."""
         if not stream.stored or stream._present is not None or (stream.is_dense and isinstance(stream, CodedStream)):
             return PLAIN
         if stream.is_dense:
@@ -89,7 +89,7 @@ class Encoding(NamedTuple):
         return self.index_codec_at(stream.stored / stream.extent, index_bytes_of(stream), byte_seconds)
 
     def index_codec_at(self, density: float, index_bytes: int, byte_seconds: float) -> IndexCodec:
-        """The codec for many indices at a density; indices as they are where those of the codec that was asked for are longer."""
+        """Return the index codec for many indices at a density; plain indices if the requested codec would take more bytes."""
         if self.index_codec == "auto":
             return min(INDEX_CODECS.values(), key=lambda codec: codec.bytes_each(density, index_bytes) * byte_seconds + codec.seconds)
         codec = _BY_NAME[self.index_codec]
@@ -97,7 +97,7 @@ class Encoding(NamedTuple):
 
 
     def _dense_codec_for(self, stream: SparseStream, byte_seconds: float) -> IndexCodec:
-        """A bitmap where enough values are zero."""
+        """Return the bitmap codec if enough values are zero, else plain."""
         width = stream.width or 1
         if self.index_codec == "plain" or (self.index_codec == "auto" and byte_seconds * stream.dtype.itemsize * width < BITMAP.seconds):
             return PLAIN
@@ -110,7 +110,7 @@ def index_bytes_of(stream: SparseStream) -> int:
 
 
 def estimated_bytes(stream: SparseStream, codec: IndexCodec) -> float:
-    """Of the message that carries a stream."""
+    """Return the estimated size in bytes of the message that carries a stream."""
     nbytes: float = HEADER_BYTES + stream.stored * stream.dtype.itemsize * (stream.width or 1)
     if isinstance(stream, CodedStream):
         nbytes = HEADER_BYTES + sum(map(len, stream.coded))

@@ -1,8 +1,8 @@
-"""Messages as frames: one stream or several, each in pieces that are written, travel and are read one after the other.
+"""Messages as frames: one stream or several, in pieces that are encoded, sent and decoded one after another.
 
-A frame is a header and a piece of a stream: the values of some of its entries, and behind them where these are. A packet is what travels at
-once: the headers of one frame or several, and then their payloads. So a rank writes the next piece while the last is on its way, and
-reads one while the next arrives, and no more of the message than that is in memory in the form of bytes.
+A frame is a header and a piece of a stream: the values of some entries, followed by their positions. A packet is what is sent in one call:
+the headers of one or more frames, then their payloads. A rank thus encodes the next piece while the last is in transit, and decodes one
+while the next arrives, and only these pieces of a message are in memory as bytes.
 """
 
 from __future__ import annotations
@@ -37,14 +37,16 @@ from sparseallreduce.streams.wire.values import EXACT, VALUE_CODECS, CodedStream
 
 __all__ = ["Assembly", "Growing", "packets", "piece_bytes", "read_headers"]
 
-_SHORTEST, _LONGEST, _PIECES = 1 << 14, 1 << 17, 4  # bytes of a piece, and how many a message has in between
-_MUCH = 1 << 30  # bytes of a stream, of which it is doubtful whether a header that announces them can be right
-_GRAIN = 512  # entries of which a piece has a multiple, but for the last: blocks of the value codecs are whole
+_SHORTEST, _LONGEST, _PIECES = 1 << 14, 1 << 17, 4  # smallest and largest piece in bytes, and pieces of a message in between
+_MUCH = 1 << 30  # a header that announces more bytes than this is suspicious if there is no memory
+_GRAIN = 512  # all pieces except the last have a multiple of this many entries, so that blocks of value codecs are whole
 
 
 def piece_bytes(nbytes: float) -> int:
-    """Bytes of a piece of a message of so many, such that writing, sending and reading overlap.
+    """Return the size of the pieces of a message of ``nbytes`` bytes for which encoding, sending and decoding overlap.
 
+    Examples
+    --------
     >>> piece_bytes(1000), piece_bytes(1 << 18), piece_bytes(1 << 30)
     (16384, 65536, 131072)
     """
@@ -52,7 +54,7 @@ def piece_bytes(nbytes: float) -> int:
 
 
 def packets(streams: Sequence[SparseStream], codecs: Sequence[IndexCodec], nbytes: int) -> Iterator[Bytes]:
-    """The packets of the message that carries ``streams``, each of about ``nbytes`` bytes at most, with their positions by these codecs."""
+    """Yield the packets of the message that carries ``streams``, each of at most about ``nbytes`` bytes, with these index codecs."""
     batch: list[Bytes] = []
     size = 0
     for position, stream in enumerate(streams):
@@ -69,7 +71,7 @@ def packets(streams: Sequence[SparseStream], codecs: Sequence[IndexCodec], nbyte
 
 
 def _entries_of(stream: SparseStream, codec: IndexCodec, nbytes: int) -> int:
-    """How many entries a piece holds."""
+    """Return the number of entries in a piece."""
     each = estimated_bytes(stream, codec) / max(stream.stored, 1)
     return max(int(nbytes / each) // _GRAIN, 1) * _GRAIN
 
@@ -113,7 +115,7 @@ def _frame(stream: SparseStream, first: int, count: int, codec: IndexCodec, last
 
 
 def _sealed(stream: SparseStream, first: int, count: int, payload: int, codec: IndexCodec, last: bool, frame: Bytes) -> Bytes:
-    """The frame, with the header that its payload calls for."""
+    """Return the frame with its header filled in."""
     value_codec = stream.codec.number if isinstance(stream, CodedStream) else EXACT
     header = header_of(stream, first, count, payload, (codec.number, value_codec), last, more=False)
     frame[:HEADER_BYTES] = np.frombuffer(pack_header(header), np.uint8)
@@ -121,7 +123,7 @@ def _sealed(stream: SparseStream, first: int, count: int, payload: int, codec: I
 
 
 def read_headers(packet: Bytes) -> list[Header]:
-    """The headers that a packet starts with, checked.
+    """Return the checked headers at the start of a packet.
 
     Raises
     ------
@@ -135,16 +137,16 @@ def read_headers(packet: Bytes) -> list[Header]:
 
 
 class Assembly:
-    """The streams of a message, whose packets arrive in their order.
+    """The streams of a message whose packets arrive in order.
 
     Attributes
     ----------
     streams : list of SparseStream
-        Those that are complete.
+        The complete streams.
     growing : Growing or None
-        That which is not.
+        The incomplete stream.
     complete : bool
-        Whether the message is.
+        Whether the message is complete.
     """
 
     def __init__(self) -> None:
@@ -153,12 +155,12 @@ class Assembly:
         self.complete = False
 
     def take(self, packet: Bytes) -> None:
-        """Read a packet.
+        """Decode a packet.
 
         Raises
         ------
         WireError
-            If it is foreign, truncated, altered, or does not follow the last.
+            If it is foreign, truncated, altered, or does not follow the last one.
         """
         headers = read_headers(packet)
         at = HEADER_BYTES * len(headers)
@@ -170,7 +172,7 @@ class Assembly:
             at += header.payload
 
     def add(self, header: Header, payload: Bytes) -> None:
-        """Read a frame."""
+        """Decode a frame."""
         if self.complete:
             raise WireError("a piece of a message came behind its end: it was altered")
         growing = self.growing
@@ -185,14 +187,14 @@ class Assembly:
 
 
 class Growing:
-    """A stream of which some entries are here.
+    """A stream that has been received in part.
 
     Attributes
     ----------
     arrived : int
-        How many: the first ones.
+        Number of leading entries received.
     stored : int
-        Of how many.
+        Total number of entries.
     """
 
     def __init__(self, header: Header) -> None:
@@ -218,7 +220,7 @@ class Growing:
         self._coded = () if self._codec is None else self._codec.empty(self._values.size)
 
     def add(self, header: Header, payload: Bytes) -> None:
-        """Take the next piece."""
+        """Decode the next piece."""
         ours = self._header
         if header.first != self.arrived or _kind(header) != _kind(ours):
             raise WireError(f"a piece with entries from {header.first} on does not follow {self.arrived} entries: the message was altered")
@@ -235,7 +237,7 @@ class Growing:
         self.arrived = end
 
     def _take_values(self, payload: Bytes, values: NDArray[Any], first: int) -> Bytes:
-        """Read the values of a piece; what follows them."""
+        """Decode the values of a piece; return the rest of the payload."""
         if self._codec is None:
             nbytes = values.nbytes
         else:
@@ -256,7 +258,7 @@ class Growing:
         return payload[nbytes:]
 
     def _place(self, header: Header, payload: Bytes, first: int, end: int) -> None:
-        """Read where the entries of a piece are."""
+        """Decode the positions of a piece's entries."""
         if self._indices is not None:
             lo = int(self._indices[first - 1]) + 1 if first else header.lo
             codec = INDEX_CODECS.get(header.index_codec)
@@ -273,16 +275,16 @@ class Growing:
 
     @property
     def masked(self) -> bool:
-        """Whether it is dense, with a mask of what is present."""
+        """True if it is dense with a mask of the present positions."""
         return self._present is not None
 
     def prefix(self) -> tuple[NDArray[Any] | None, NDArray[Any]]:
-        """Indices, if it is sparse, and values of what has arrived."""
+        """Return the indices received so far, None for a dense stream, and the values."""
         indices = None if self._indices is None else self._indices[: self.arrived]
         return indices, self._values[: self.arrived]
 
     def stream(self) -> SparseStream:
-        """The stream, once all of it is here."""
+        """Return the complete stream."""
         header = self._header
         if self._indices is not None:
             stream = SparseStream._sparse_form(self._indices, self._values, header.size, header.lo, header.hi)
@@ -292,5 +294,5 @@ class Growing:
 
 
 def _kind(header: Header) -> tuple[object, ...]:
-    """What the pieces of a stream have in common."""
+    """Return the header fields that must be equal in all pieces of a stream."""
     return header.dtype, header.form, header.value_codec, header.size, header.lo, header.hi, header.stored, header.width, header.last

@@ -1,4 +1,4 @@
-"""Indices as the gaps between them: 1 to 3 % more than the entropy of uniformly random ones, and less where they are not."""
+"""Indices encoded as gaps: 1 to 3 % above the entropy for uniformly random indices, and less for others."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["Gaps", "entropy_bits"]
 
 
 class Gaps:
-    """Rice codes, in blocks with a parameter of their own (:mod:`sparseallreduce.streams.kernels.gaps`)."""
+    """An index codec of Rice codes, in blocks with a parameter for each (:mod:`sparseallreduce.streams.kernels.gaps`)."""
 
     number = 2
     name = "gaps"
-    seconds = 4e-9  # 2.5 to write an index and 1.4 to read it, at every density
+    seconds = 4e-9  # 2.5 to encode an index and 1.4 to decode it, at every density
 
     def bytes_each(self, density: float, index_bytes: int) -> float:
         return 1.03 * entropy_bits(density) / 8
@@ -37,8 +37,10 @@ class Gaps:
 
 
 def entropy_bits(density: float) -> float:
-    """H(d) / d: the bits that one index of a uniformly random set of density d carries.
+    """Return H(d) / d, the information in bits of one index of a uniformly random set of density d.
 
+    Examples
+    --------
     >>> round(entropy_bits(0.0625), 2)
     5.4
     """
@@ -49,7 +51,7 @@ def entropy_bits(density: float) -> float:
 
 
 def _log2(number: float) -> float:
-    """To 1e-5, of sums, products and quotients alone: the same bits on every machine, where ranks choose by it."""
+    """Return log2 to 1e-5, using only exactly rounded operations, so that ranks on different machines make the same choice."""
     mantissa, exponent = math.frexp(number)
     ratio = (mantissa - _ROOT) / (mantissa + _ROOT)
     square = ratio * ratio

@@ -1,4 +1,4 @@
-"""The header of a frame: 80 bytes that name the stream, which of its entries follow, and how they are written (thesis section 4.1.1).
+"""The header of a frame: 80 bytes that describe the stream, the entries that follow, and their encoding (thesis section 4.1.1).
 
 Layout, little-endian:
 
@@ -9,19 +9,19 @@ offset bytes field
 4      1     version of this layout
 5      1     dtype of the values (position in :data:`~sparseallreduce.streams.stream.DTYPES`)
 6      1     form: 0 sparse, 1 dense, 2 dense with a mask of the positions present
-7      1     index codec: how the positions are written
-8      1     value codec: how the values are written
-9      1     1 in the last stream of a message, 0 in those before it
+7      1     index codec: encoding of the positions
+8      1     value codec: encoding of the values
+9      1     1 for the last stream of a message, otherwise 0
 10     1     1 if another header follows this one, 0 if the payloads do
 11     5     reserved, zero
 16     8     dimension of the whole vector
 24     16    index range covered, lo and hi
 40     8     entries stored
-48     8     of these, the number of the first in this frame
-56     8     and how many are in it
-64     8     bytes of the payload
-72     4     width of a row, 0 for a plain vector
-76     4     CRC-32 of the 76 bytes before
+48     8     index of the first entry in this frame
+56     8     number of entries in this frame
+64     8     size of the payload in bytes
+72     4     width of a row, 0 for a vector
+76     4     CRC-32 of the preceding 76 bytes
 ====== ===== ==========================================================================
 """
 
@@ -64,7 +64,7 @@ Bytes = NDArray[np.uint8]
 
 
 class Header(NamedTuple):
-    """What a frame says of its stream, and of what follows."""
+    """The fields of a frame's header."""
 
     dtype: np.dtype[Any]
     form: int
@@ -83,35 +83,35 @@ class Header(NamedTuple):
 
     @property
     def index_bytes(self) -> int:
-        """Of one index as it lies in memory."""
+        """Size of a decoded index in bytes."""
         return index_dtype(self.size).itemsize
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one entry."""
+        """Shape of an entry."""
         return () if self.width is None else (self.width,)
 
 
 def memory_bytes(header: Header) -> int:
-    """Of the arrays of the stream that a header announces."""
+    """Return the size in bytes of the arrays of the stream that a header announces."""
     place = header.index_bytes if header.form == SPARSE else header.form == DENSE_MASKED
     return header.stored * (header.dtype.itemsize * (header.width or 1) + place)
 
 
 def check_room(header: Header) -> None:
-    """See to it that nobody asks for more memory than the machine has because a header was altered.
+    """Raise an error if a header announces more memory than the machine has, since it must have been altered.
 
     Raises
     ------
     WireError
-        If it announces a stream that takes more.
+        If it does.
     """
     if memory_bytes(header) > memory.INSTALLED:
         raise WireError(f"a message announces {header.stored} entries, which take more memory than this machine has: it was altered")
 
 
 def header_of(stream: SparseStream, first: int, count: int, payload: int, codecs: tuple[int, int], last: bool, more: bool) -> Header:
-    """That of a frame with ``count`` entries of a stream, by an index and a value codec."""
+    """Return the header of a frame with ``count`` entries of a stream, encoded by an index codec and a value codec."""
     form = SPARSE if not stream.is_dense else DENSE if stream._present is None else DENSE_MASKED
     index_codec, value_codec = codecs
     return Header(
@@ -133,7 +133,7 @@ def header_of(stream: SparseStream, first: int, count: int, payload: int, codecs
 
 
 def pack_header(header: Header) -> bytes:
-    """Its bytes."""
+    """Return a header as bytes."""
     dtype, form, index_codec, value_codec, size, lo, hi, stored, first, count, payload, width, last, more = header
     raw = _LAYOUT.pack(
         MAGIC,
@@ -157,12 +157,12 @@ def pack_header(header: Header) -> bytes:
 
 
 def read_header(frame: Bytes) -> Header:
-    """The header at the start of ``frame``, checked but for its codecs and its payload.
+    """Return the header at the start of ``frame``, checked except for its codecs and its payload.
 
     Raises
     ------
     WireError
-        If the bytes are no header, or not one of this version, or make no sense.
+        If the bytes are not a valid header of this version.
     """
     if len(frame) < HEADER_BYTES:
         raise WireError(f"a message of {len(frame)} bytes is shorter than a header of {HEADER_BYTES}: it was truncated or is foreign")

@@ -1,4 +1,4 @@
-"""Messages in whole: headers, and then the arrays as they lie in memory, which need not be copied together."""
+"""Messages as a whole: headers, then the arrays, which need not be copied."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ __all__ = ["decode", "enclose", "encode", "join", "message_bytes", "part_lengths
 
 
 def message_bytes(streams: Sequence[SparseStream]) -> int:
-    """Bytes of the message that carries ``streams`` as they are, headers included."""
+    """Return the size in bytes of the message that carries ``streams`` uncompressed, including headers."""
     return sum(HEADER_BYTES + _nbytes(stream) for stream in streams)
 
 
 def encode(streams: Sequence[SparseStream]) -> Bytes:
-    """The message that carries ``streams`` in one piece, a new array: the headers, then the payloads.
+    """Return the message that carries ``streams`` as one new array: the headers, then the payloads.
 
+    Examples
+    --------
     >>> streams = decode(encode([SparseStream([3], [1.5], 4)]))
     >>> streams[0].to_dense()
     array([0. , 0. , 0. , 1.5])
@@ -34,7 +36,7 @@ def encode(streams: Sequence[SparseStream]) -> Bytes:
 
 
 def decode(message: Bytes) -> list[SparseStream]:
-    """The streams of a message in one piece, on views of its bytes, which they do not own.
+    """Return the streams of a whole message as views of its bytes.
 
     Raises
     ------
@@ -53,7 +55,7 @@ def decode(message: Bytes) -> list[SparseStream]:
 
 
 def enclose(streams: Sequence[SparseStream]) -> tuple[Bytes, list[Bytes]]:
-    """The headers of ``streams`` as one array of bytes, and the parts of their payloads, uncopied."""
+    """Return the headers of ``streams`` as one array of bytes, and the parts of their payloads without copies."""
     envelope, parts = [], []
     for position, stream in enumerate(streams):
         last = position == len(streams) - 1
@@ -65,12 +67,12 @@ def enclose(streams: Sequence[SparseStream]) -> tuple[Bytes, list[Bytes]]:
 
 
 def part_lengths(headers: Sequence[Header]) -> list[int]:
-    """The bytes of each part of the payloads that follow ``headers``.
+    """Return the size in bytes of each payload part that follows ``headers``.
 
     Raises
     ------
     WireError
-        If a header announces another payload than such parts.
+        If a header announces a different payload.
     """
     lengths: list[int] = []
     for header in headers:
@@ -88,7 +90,7 @@ def part_lengths(headers: Sequence[Header]) -> list[int]:
 
 
 def join(headers: Sequence[Header], parts: Sequence[Bytes], owned: bool = True) -> list[SparseStream]:
-    """The streams whose headers and parts these are, on the memory of the parts, which is theirs from then on if ``owned``.
+    """Return the streams with these headers and parts, as views of the parts, which they own if ``owned``.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Indices as they lie in memory: 4 or 8 bytes each."""
+"""Indices without encoding, 4 or 8 bytes each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Plain"]
 
 
 class Plain:
-    """The indices themselves."""
+    """The index codec without compression."""
 
     number = 0
     name = "plain"
@@ -39,5 +39,5 @@ class Plain:
 
 
 def is_increasing(indices: NDArray[Any], lo: int, hi: int) -> bool:
-    """Whether indices are strictly increasing, and within ``[lo, hi)``."""
+    """Return True if indices are strictly increasing and in ``[lo, hi)``."""
     return len(indices) == 0 or (int(indices[0]) >= lo and kernels.first_violation(indices, hi) < 0)

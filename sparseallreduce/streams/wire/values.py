@@ -1,7 +1,7 @@
-"""Values in fewer bytes, for those who accept loss: floats of 16 bits, or stochastic levels (QSGD, the thesis's low-precision extension).
+"""Lossy value codecs: 16-bit floats, and stochastic levels (QSGD, the thesis's low-precision extension).
 
-A stream is quantised once, by :class:`~sparseallreduce.algorithms.steps.Quantise`, and has then the values that receivers decode, so that
-whoever sends a stream and whoever receives it add the same. Who hands a stream on sends it in the form in which it came.
+A stream is quantised once, by :class:`~sparseallreduce.algorithms.steps.Quantise`, and then has the values that receivers decode, so that
+sender and receivers add the same values. A rank that forwards a stream sends it in the form in which it arrived.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from sparseallreduce.streams.wire.header import Bytes
 
 __all__ = ["BIASED", "EXACT", "VALUE_CODECS", "CodedStream", "ValueCodec", "decoded", "quantised"]
 
-EXACT = 0  # the number of values as they are
+EXACT = 0  # number of unencoded values
 
 
 class CodedStream(SparseStream):
-    """A stream whose values are those of a coded form, which it keeps."""
+    """A stream that keeps the encoded form of its values."""
 
     __slots__ = ("codec", "coded")
 
     codec: ValueCodec
-    coded: tuple[NDArray[Any], ...]  # of all values, in order
+    coded: tuple[NDArray[Any], ...]  # encoded form of all values, in order
 
     @classmethod
     def of(cls, stream: SparseStream, values: NDArray[Any], codec: ValueCodec, coded: tuple[NDArray[Any], ...]) -> CodedStream:
-        """A stream like another, with these values, which nobody may write to: the coded form would be that of others."""
+        """Return a stream like ``stream`` with these values, which become read-only because the encoded form must match them."""
         mark_read_only(values)
         form: Any
         if stream.is_dense:
@@ -46,35 +46,35 @@ class CodedStream(SparseStream):
 
 
 class ValueCodec(ABC):
-    """How values are written; the coded form of any number of them is a few arrays of bytes, which can be cut at multiples of a block."""
+    """A codec for values; the encoded form is a few arrays of bytes, which can be cut at multiples of a block."""
 
     number: int
     name: str
 
     @abstractmethod
     def lengths(self, count: int) -> tuple[int, ...]:
-        """Bytes of each array of the coded form of so many values."""
+        """Return the size in bytes of each array of the encoded form of ``count`` values."""
 
     @abstractmethod
     def encode(self, values: NDArray[Any], key: int, coded: tuple[Bytes, ...]) -> int:
-        """Fill the coded form; the position of the first value that it cannot hold, -1 if there is none."""
+        """Encode values; return the position of the first value that is out of range, or -1."""
 
     @abstractmethod
     def decode(self, coded: tuple[Bytes, ...], out: NDArray[Any]) -> bool:
-        """Fill ``out`` with the values; whether this is the coded form of any."""
+        """Decode into ``out``; return True if the encoded form is valid."""
 
     def empty(self, count: int) -> tuple[Bytes, ...]:
-        """Room for the coded form."""
+        """Return uninitialised arrays for the encoded form."""
         return tuple(memory.empty(length, np.uint8) for length in self.lengths(count))
 
     def cut(self, coded: tuple[Bytes, ...], first: int, count: int) -> tuple[Bytes, ...]:
-        """That of values from the ``first`` on, which begins a block."""
+        """Return the encoded form of ``count`` values from ``first`` on, which must start a block."""
         starts, lengths = self.lengths(first), self.lengths(count)
         return tuple(array[start : start + length] for array, start, length in zip(coded, starts, lengths, strict=True))
 
 
 class Halves(ValueCodec):
-    """Floats of 16 bits."""
+    """Codec for 16-bit floats."""
 
     def __init__(self, number: int, name: str) -> None:
         self.number, self.name = number, name
@@ -91,7 +91,7 @@ class Halves(ValueCodec):
 
 
 class QSGD(ValueCodec):
-    """A scale for each block, and a signed level of 8 or 4 bits for each value."""
+    """Codec with a scale for each block, and a signed level of 8 or 4 bits for each value."""
 
     def __init__(self, number: int, bits: int) -> None:
         self.number, self.name, self._bits = number, f"qsgd{bits}", bits
@@ -107,11 +107,11 @@ class QSGD(ValueCodec):
 
 
 class TwoLevels(ValueCodec):
-    """Two magnitudes for each block, and 2 bits for each value: which of them, and the sign. Values are not right on the mean.
+    """Codec with two magnitudes for each block, and 2 bits for each value: one of the magnitudes and the sign. It is biased.
 
-    For the largest of many values, whose errors are fed back (Sarfi et al., *Communication efficient LLM pre-training with SparseLoCo*,
-    2025, section 3): of the largest 2 % of normal values a squared error of 0.5 % remains, where levels of 2 bits that are right on the
-    mean leave 24 to 50 %.
+    It suits the largest of many values, whose errors are fed back (Sarfi et al., *Communication efficient LLM pre-training with
+    SparseLoCo*, 2025, section 3): for the largest 2 % of normally distributed values a squared error of 0.5 % remains, where unbiased
+    levels of 2 bits leave 24 to 50 %.
     """
 
     number, name = 5, "qsgd2"
@@ -127,7 +127,7 @@ class TwoLevels(ValueCodec):
 
 
 def _aligned(octets: Bytes, dtype: Any) -> NDArray[Any]:
-    """Bytes from anywhere in a message as items."""
+    """Return a copy of bytes from any offset in a message as items of a dtype."""
     array = np.empty(len(octets) // np.dtype(dtype).itemsize, dtype)
     array.view(np.uint8)[:] = octets
     return array
@@ -136,11 +136,11 @@ def _aligned(octets: Bytes, dtype: Any) -> NDArray[Any]:
 VALUE_CODECS: dict[int, ValueCodec] = {
     codec.number: codec for codec in (Halves(1, "float16"), Halves(2, "bfloat16"), QSGD(3, 8), QSGD(4, 4), TwoLevels())
 }
-BIASED = (TwoLevels.name,)  # for those alone who feed errors back
+BIASED = (TwoLevels.name,)  # only for use with error feedback
 
 
 def decoded(stream: SparseStream) -> SparseStream:
-    """A stream without the coded form of its values, if it has one."""
+    """Return a stream without the encoded form of its values."""
     if not isinstance(stream, CodedStream):
         return stream
     if stream.is_dense:
@@ -149,21 +149,21 @@ def decoded(stream: SparseStream) -> SparseStream:
 
 
 def quantised(stream: SparseStream, name: str, key: int) -> SparseStream:
-    """``stream`` as its receivers will know it.
+    """Return ``stream`` with the values that its receivers will decode.
 
     Parameters
     ----------
     stream : SparseStream
         Of float32 or float64.
     name : str
-        Of a value codec, or "exact".
+        Name of a value codec, or "exact".
     key : int
-        What is drawn, in ``[0, 2**64)``.
+        Seed of random numbers, in ``[0, 2**64)``.
 
     Raises
     ------
     StreamError
-        If a value is beyond what the codec can hold.
+        If a value is out of range for the codec.
     """
     if name == "exact" or isinstance(stream, CodedStream) or not stream.stored:
         return stream

@@ -1,17 +1,16 @@
-"""The kernels as numba compiles them: plain loops over sorted indices, without allocations or the GIL.
+"""The kernels in the form that numba compiles: plain loops over sorted indices, without allocations or the GIL.
 
-None reads or writes outside of its arrays, whatever the arrays hold and even if they change meanwhile: a place that comes from an
-index is read once and compared with the length, and lengths and counts are compared first. What numba itself checks at a call is
-only that an argument is an array of items of the right size: dtypes and dimensions are up to
-:mod:`~sparseallreduce.streams.kernels`. What does not fit, a kernel answers with one of the negative numbers in
-:mod:`~sparseallreduce.streams.kernels.contract`. Those of :mod:`~sparseallreduce.streams.kernels.compiled.selection` alone leave all
-that to their callers, and take memory for what they count.
+None reads or writes outside of its arrays, whatever the arrays hold and even if they change during the call: a position computed from an
+index is read once and checked against the length, and lengths and counts are checked first. numba itself checks only that an argument is an
+array with items of the right size; :mod:`~sparseallreduce.streams.kernels` checks dtypes and dimensions. For invalid arguments a kernel
+returns one of the negative numbers in :mod:`~sparseallreduce.streams.kernels.contract`. Only the kernels of
+:mod:`~sparseallreduce.streams.kernels.compiled.selection` leave these checks to their callers, and allocate memory for counts.
 
-Two rules keep the loops fast. Every position is a ``uint64``, so that numba emits no code for negative positions (and ``uint64``
-with a signed integer would become a float). And what a loop selects, it selects without a branch, because in random streams
-no branch on the order of two indices can be predicted.
+Two rules keep the loops fast. Every position is a ``uint64``, so that numba emits no code for negative positions (and ``uint64`` combined
+with a signed integer would become a float). And loops select without branches, because in random streams no branch on the order of two
+indices can be predicted.
 
-Each module names in ``KERNELS`` what callers find there. What kernels of other packages are made of is imported from here.
+Each module lists its kernels in ``KERNELS``. Kernels of other packages import their building blocks from here.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _DTYPES_OF: dict[Any, tuple[np.dtype[Any], ...]] = {np.add: (*_VALUE_DTYPES, *_C
 
 
 def kernel_named(name: str) -> Kernel:
-    """A kernel by the name of its module and its own: ``"merging.merge"``."""
+    """Return a kernel by its module and name: ``"merging.merge"``."""
     module, _, kernel = name.partition(".")
     found: Kernel = import_module(f"{__name__}.{module}").KERNELS[kernel]
     return found
@@ -56,18 +55,17 @@ def compile_kernel(
     Parameters
     ----------
     name : str
-        As for :func:`kernel_named`; the variant for rows is chosen by ``ndim``.
+        As for :func:`kernel_named`; ``ndim`` selects the variant for rows.
     operator : callable, "replace" or None
         A ufunc that the kernel applies to two values, bound to its first argument; None for kernels that apply none.
     index_dtype, value_dtype : numpy dtype
-        Of the indices, and of the values or their bits.
-    ndim : {1, 2}
-        Of the array of values.
+        Dtypes of the indices, and of the values or their bits. ndim : {1, 2}
+            Dimensions of the array of values.
 
-    Returns
+        Returns
     -------
     callable or None
-        None if the operator or the values are of a kind that is not compiled.
+        None if the operator or the dtype of the values is not compiled.
     """
     known = operator is None or operator in _OPERATORS
     if not known or (operator is not None and value_dtype not in _DTYPES_OF.get(operator, _VALUE_DTYPES)):

@@ -1,4 +1,4 @@
-"""What kernels have in common: whether arrays lie without gaps, what is done to two values, where an index lies among others."""
+"""Building blocks of kernels: contiguity checks, operators on two values, binary search, and copies."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ U: Any = np.uint64
 
 @inlined
 def combine(op: int, a: Any, b: Any) -> Any:
-    """``op`` is a literal at compile time, so that one line of this remains; NaNs travel as in NumPy.
+    """Apply the operator ``op``, a literal at compile time, so that one line of this remains; NaNs propagate as in NumPy.
 
-    But all of them have to have a type, for complex numbers too, which have no order: hence the real parts, which a real number is itself.
+    All lines must compile for complex numbers, which have no order; hence the real parts, which for a real number are the number itself.
     """
     if op == ADD:
         return a + b
@@ -49,13 +49,13 @@ def combine(op: int, a: Any, b: Any) -> Any:
 
 @inlined
 def is_list(array: Values) -> bool:
-    """Whether a 1-D array lies without gaps, as its declared type only promises."""
+    """Return True if a 1-D array is contiguous, which its declared type only promises."""
     return array.shape[0] <= 1 or array.strides[0] == array.itemsize
 
 
 @inlined
 def is_table(array: Values) -> bool:
-    """Whether a 2-D array lies without gaps."""
+    """Return True if a 2-D array is contiguous."""
     rows, width = array.shape
     together = rows <= 1 or array.strides[0] == array.itemsize * width  # the stride of a single row or column means nothing
     return array.size == 0 or (together and (width <= 1 or array.strides[1] == array.itemsize))
@@ -81,7 +81,7 @@ def copy_rows(indices: Indices, values: Values, start: Any, end: Any, iout: Indi
 
 @inlined
 def word_at(octets: Values, at: Any, length: Any) -> Any:
-    """Eight bytes, zeros where the array ends."""
+    """Return eight bytes as a word, padded with zeros beyond the end of the array."""
     if at + U(8) <= length:
         return load_word(octets, at)
     word = U(0)
@@ -92,7 +92,7 @@ def word_at(octets: Values, at: Any, length: Any) -> Any:
 
 @inlined
 def split_mix(number: Any) -> Any:
-    """A hash of 64 bits (SplitMix64)."""
+    """Return a 64-bit hash (SplitMix64)."""
     number = (number + U(1)) * U(0x9E3779B97F4A7C15)
     number = (number ^ (number >> U(30))) * U(0xBF58476D1CE4E5B9)
     number = (number ^ (number >> U(27))) * U(0x94D049BB133111EB)

@@ -1,4 +1,4 @@
-"""Index sets and dense arrays as bitmaps: which of so many places are taken, a bit each, the lowest bit of a byte first."""
+"""Compiled kernels for index sets and dense arrays as bitmaps, the lowest bit of a byte first."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from sparseallreduce.streams.kernels.intrinsics import count_bits, lowest_bit, m
 
 __all__ = ["KERNELS"]
 
-STRIDE = 8  # places that are written whether or not a word has as many, since how many it has cannot be predicted
+STRIDE = 8  # positions that are written for each word whether or not it has as many, which avoids mispredicted branches
 
 
 @kernel
 def encode(indices: Indices, lo: Any, extent: Any, out: Array) -> Any:
     """Set the bit of each index.
 
-    The word that grows is written at each step, so that no step waits for memory or depends on whether a word is full.
+    The current word is written at each step, so that no step waits for memory or depends on whether a word is complete.
     """
     count, length = U(indices.shape[0]), U(out.shape[0])
     if not (is_list(indices) and is_list(out)) or length != (extent >> U(3)) + U((extent & U(7)) != U(0)):
@@ -51,7 +51,7 @@ def encode(indices: Indices, lo: Any, extent: Any, out: Array) -> Any:
 
 @kernel
 def decode(bits: Array, lo: Any, extent: Any, out: Indices) -> Any:
-    """Write the places of the bits; there must be as many as ``out`` has room for, and none beyond ``extent``."""
+    """Write the positions of the set bits; there must be exactly ``len(out)``, and none beyond ``extent``."""
     length, room, n = U(bits.shape[0]), U(out.shape[0]), U(0)
     if not (is_list(bits) and is_list(out)) or length != (extent >> U(3)) + U((extent & U(7)) != U(0)):
         return MALFORMED
@@ -75,14 +75,14 @@ def decode(bits: Array, lo: Any, extent: Any, out: Indices) -> Any:
 
 @inlined
 def _beyond(word: Any, at: Any, extent: Any) -> Any:
-    """Whether bits are set beyond the last place in the last word."""
+    """Return True if the last word has bits set beyond the last position."""
     places = extent - (at << U(3))
     return places < U(64) and word >> places != U(0)
 
 
 @inlined
 def _store(octets: Array, at: Any, length: Any, word: Any) -> None:
-    """Write eight bytes, or those before the array ends."""
+    """Write eight bytes, or those before the end of the array."""
     if at + U(8) <= length:
         store_word(octets, at, word)
     else:
@@ -92,7 +92,7 @@ def _store(octets: Array, at: Any, length: Any, word: Any) -> None:
 
 @kernel
 def encode_nonzero(dense: Values, mask: Any, bits: Array, out: Values) -> Any:
-    """Set the bits of the elements that are not zero, count them, and write those that fit."""
+    """Set the bits of the non-zero elements, count them, and write those that fit."""
     size, room, length, n = U(dense.shape[0]), U(out.shape[0]), U(bits.shape[0]), U(0)
     if not (is_list(dense) and is_list(bits) and is_list(out)) or length != (size + U(7)) >> U(3):
         return MALFORMED
@@ -121,7 +121,7 @@ def encode_nonzero(dense: Values, mask: Any, bits: Array, out: Values) -> Any:
 
 @kernel
 def encode_nonzero_rows(dense: Values, mask: Any, bits: Array, out: Values) -> Any:
-    """As ``encode_nonzero``, of rows with an element that is not zero."""
+    """Set the bits of the rows with a non-zero element, count them, and write those that fit."""
     size, width, room, length, n = U(dense.shape[0]), U(dense.shape[1]), U(out.shape[0]), U(bits.shape[0]), U(0)
     if not (is_table(dense) and is_list(bits) and is_table(out)) or length != (size + U(7)) >> U(3) or U(out.shape[1]) != width:
         return MALFORMED
@@ -142,7 +142,7 @@ def encode_nonzero_rows(dense: Values, mask: Any, bits: Array, out: Values) -> A
 
 @kernel
 def decode_nonzero(bits: Array, values: Values, out: Values) -> Any:
-    """Write values to the places of the bits, and zeros elsewhere."""
+    """Write values to the positions of the set bits, and zeros elsewhere."""
     size, count, length, n = U(out.shape[0]), U(values.shape[0]), U(bits.shape[0]), U(0)
     if not (is_list(bits) and is_list(values) and is_list(out)) or length != (size + U(7)) >> U(3):
         return MALFORMED
@@ -162,7 +162,7 @@ def decode_nonzero(bits: Array, values: Values, out: Values) -> Any:
 
 @kernel
 def decode_nonzero_rows(bits: Array, values: Values, out: Values) -> Any:
-    """As ``decode_nonzero``, of rows."""
+    """Write rows of values to the positions of the set bits, and zeros elsewhere."""
     size, width, count, length, n = U(out.shape[0]), U(out.shape[1]), U(values.shape[0]), U(bits.shape[0]), U(0)
     if not (is_list(bits) and is_table(values) and is_table(out)) or length != (size + U(7)) >> U(3) or U(values.shape[1]) != width:
         return MALFORMED

@@ -1,4 +1,4 @@
-"""Values to and from places of a dense array."""
+"""Compiled kernels that read and write values at positions of a dense array."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from sparseallreduce.streams.kernels.intrinsics import count_bits, lowest_bit, m
 
 __all__ = ["KERNELS"]
 
-SHORT_ROW = 8  # values from which on a row is combined in vectors
+SHORT_ROW = 8  # rows of at least this many values are combined in vectors
 
 
 @kernel
 def scatter(op: int, indices: Indices, values: Values, lo: Any, dense: Values) -> Any:
-    """Combine values into a dense array; an index out of range in their midst is left out, and told at the end."""
+    """Combine values into a dense array; an index out of range in the middle is skipped, and reported at the end."""
     n, size, outside = U(indices.shape[0]), U(dense.shape[0]), False
     if U(values.shape[0]) != n or not (is_list(indices) and is_list(values) and is_list(dense)):
         return MALFORMED
@@ -37,7 +37,7 @@ def scatter(op: int, indices: Indices, values: Values, lo: Any, dense: Values) -
 
 @kernel
 def scatter_rows(op: int, indices: Indices, values: Values, lo: Any, dense: Values) -> Any:
-    """As ``scatter``, of rows."""
+    """Combine rows of values into a dense array; an index out of range in the middle is skipped, and reported at the end."""
     n, width, size, outside = U(indices.shape[0]), U(dense.shape[1]), U(dense.shape[0]), False
     if U(values.shape[0]) != n or U(values.shape[1]) != width:
         return MALFORMED
@@ -59,7 +59,7 @@ def scatter_rows(op: int, indices: Indices, values: Values, lo: Any, dense: Valu
 
 @inlined
 def _combine_short_row(op: int, dense: Values, at: Any, values: Values, j: Any, width: Any) -> None:
-    """Four values at a time: to find out whether rows overlap, as LLVM does before it uses vectors, takes longer than a short row."""
+    """Combine four values at a time. LLVM's check whether rows overlap takes longer than a short row."""
     whole = width & ~U(3)
     for k in range(U(0), whole, U(4)):
         a, b, c, d = values[j, k], values[j, k + U(1)], values[j, k + U(2)], values[j, k + U(3)]
@@ -76,7 +76,7 @@ def _combine_short_row(op: int, dense: Values, at: Any, values: Values, j: Any, 
 def gather_present(bits: Values, mask: Any, lo: Any, iout: Indices, vout: Values) -> Any:
     """Count the elements with a bit under ``mask``, and write those that fit.
 
-    64 elements are tested together, and the places of those present taken from the bits of the result, at any density.
+    64 elements are tested together, and the positions of those present are taken from the bits of the result, at any density.
     """
     if not (is_list(bits) and is_list(iout) and is_list(vout)) or vout.shape[0] < iout.shape[0]:
         return MALFORMED

@@ -1,4 +1,4 @@
-"""Sorted index sets as the gaps between them, a Rice code with a parameter for each block; the format is in the reference twin."""
+"""Compiled kernels for gaps between sorted indices as Rice codes; the reference module of the same name describes the format."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from sparseallreduce.streams.kernels.intrinsics import count_bits, gap_cost, lea
 
 __all__ = ["KERNELS"]
 
-HALF = 32  # bits of the surplus of an exception that are written at once
+HALF = 32  # bits of an exception's surplus that are written at a time
 
 
 @kernel
 def encode(indices: Indices, lo: Any, out: Array) -> Any:
-    """Write block after block, each with the parameters that make it shortest; return the bytes written."""
+    """Write all blocks, each with the parameters that make it shortest; return the number of bytes written."""
     count, at, before = U(indices.shape[0]), U(0), U(lo) - U(1)
     if not (is_list(indices) and is_list(out)):
         return MALFORMED
@@ -54,7 +54,7 @@ def encode(indices: Indices, lo: Any, out: Array) -> Any:
 
 @inlined
 def _survey(indices: Indices, start: Any, end: Any, first: Any) -> Any:
-    """Whether the indices of a block increase, and the bits that occur in gaps."""
+    """Return whether the indices of a block are increasing, and the bitwise OR of its gaps."""
     union, wrong = first, U(0)
     for i in range(start + U(1), end):
         union |= U(indices[i]) - U(indices[i - U(1)]) - U(1)
@@ -64,7 +64,7 @@ def _survey(indices: Indices, start: Any, end: Any, first: Any) -> Any:
 
 @inlined
 def _parameters(indices: Indices, start: Any, end: Any, first: Any, last: Any, union: Any) -> Any:
-    """How many low bits of a gap are written as they are, and how many bits the surplus of an exception takes."""
+    """Return the number of low bits of a gap that are written verbatim, and the bits of an exception's surplus."""
     count, longest = end - start, U(64) - leading_zeros(union)
     low = min(U(64) - leading_zeros((first + (last - indices[start])) // count), min(longest, U(GAPS_LOW)))
     best = _cost(indices, start, end, first, low, longest)
@@ -75,7 +75,7 @@ def _parameters(indices: Indices, start: Any, end: Any, first: Any, last: Any, u
         low, best = low - U(1), cost
     if low == U(0) and _jumps(indices, start, end, first) * (U(GAPS_PLACE) + longest) < best:
         return U(GAPS_RUN), longest
-    plain = min(longest, U(GAPS_LOW))  # what a message takes at most rests on this
+    plain = min(longest, U(GAPS_LOW))  # gaps_bound depends on this choice
     if _cost(indices, start, end, first, plain, longest) < best:
         low = plain
     return low, longest - low
@@ -83,7 +83,7 @@ def _parameters(indices: Indices, start: Any, end: Any, first: Any, last: Any, u
 
 @inlined
 def _cost(indices: Indices, start: Any, end: Any, first: Any, low: Any, longest: Any) -> Any:
-    """The bits of a block without its header."""
+    """Return the size of a block in bits, without its header."""
     exception = U(GAPS_PLACE) + (longest - low)
     limit = min(exception, U(GAPS_LONGEST))
     high, total = first >> low, np.uint32(0)
@@ -94,7 +94,7 @@ def _cost(indices: Indices, start: Any, end: Any, first: Any, low: Any, longest:
 
 @inlined
 def _jumps(indices: Indices, start: Any, end: Any, first: Any) -> Any:
-    """How many gaps are not zero."""
+    """Return the number of non-zero gaps."""
     jumps = U(first != U(0))
     for i in range(start + U(1), end):
         jumps += U(U(indices[i]) - U(indices[i - U(1)]) != U(1))
@@ -103,9 +103,9 @@ def _jumps(indices: Indices, start: Any, end: Any, first: Any) -> Any:
 
 @inlined
 def _write_block(indices: Indices, start: Any, end: Any, before: Any, low: Any, width: Any, out: Array, at: Any) -> Any:
-    """Header, low bits, high parts, exceptions; return the place behind, or one beyond the array if there is no room.
+    """Write header, low bits, high parts and exceptions; return the end, or a position beyond the array if there is no room.
 
-    Whole words are written, and what follows overwrites what is not full of them.
+    Whole words are written, and later data overwrites their unused bits.
     """
     header, at, exceptions, octets, room = at, at + U(GAPS_HEADER), end - start, U(0), U(out.shape[0])
     lows = U(0) if low == U(GAPS_RUN) else ((end - start) * low + U(7)) >> U(3)
@@ -125,10 +125,10 @@ def _write_block(indices: Indices, start: Any, end: Any, before: Any, low: Any, 
 
 @inlined
 def _write_gaps(indices: Indices, start: Any, end: Any, before: Any, low: Any, limit: Any, out: Array, at: Any) -> Any:
-    """The low bits of all gaps, then the high part of each as so many zeros and a one, none for an exception.
+    """Write the low bits of all gaps, then the high part of each as that many zeros and a one; exceptions have no high part.
 
-    Two gaps are written at a time. The high parts leave room for the last word of low bits, and are moved at the end. If indices
-    change meanwhile, the high parts may not fit: then they overwrite each other.
+    Two gaps are written at a time. The high parts leave room for the last word of low bits, and are moved at the end. If indices change
+    during the call, the high parts may not fit and then overwrite each other.
     """
     mask, highs = (U(1) << low) - U(1), at + (((end - start) * low + U(7)) >> U(3))
     together, last = low <= U(28), U(out.shape[0]) - U(8)
@@ -175,7 +175,7 @@ def _write_gaps(indices: Indices, start: Any, end: Any, before: Any, low: Any, l
 
 @inlined
 def _write_exceptions(indices: Indices, start: Any, end: Any, before: Any, low: Any, width: Any, limit: Any, out: Array, at: Any) -> Any:
-    """The place in the block and the high part of each gap whose high part was left out."""
+    """Write the position in the block and the high part of each exception."""
     held, fill, exceptions = U(0), U(0), U(0)
     for i in range(start, end):
         index = U(indices[i])
@@ -205,7 +205,7 @@ def _write_exceptions(indices: Indices, start: Any, end: Any, before: Any, low: 
 
 @kernel
 def decode(octets: Array, lo: Any, hi: Any, out: Indices) -> Any:
-    """Read block after block; each is checked when it is written, so that no number in a message is relied on before."""
+    """Read all blocks; each is validated as it is decoded, so that no number in a message is trusted."""
     count, length, at, before = U(out.shape[0]), U(octets.shape[0]), U(0), U(lo) - U(1)
     if not (is_list(octets) and is_list(out)):
         return MALFORMED
@@ -246,7 +246,7 @@ def decode(octets: Array, lo: Any, hi: Any, out: Indices) -> Any:
 def _read_gaps(
     octets: Array, lows: Any, highs: Any, behind: Any, length: Any, before: Any, low: Any, out: Indices, start: Any, end: Any
 ) -> Any:
-    """Write the indices of a block, each from the place of its bit among the high parts and the sum of the low bits up to it."""
+    """Write the indices of a block, computed from the positions of bits among the high parts and the sums of low bits."""
     mask, bit, i = (U(1) << low) - U(1), lows << U(3), start
     for at in range(highs, behind, U(8)):
         word = word_at(octets, at, length)
@@ -268,7 +268,7 @@ def _read_gaps(
 
 @inlined
 def _add_exceptions(octets: Array, at: Any, length: Any, exceptions: Any, low: Any, width: Any, out: Indices, start: Any, end: Any) -> bool:
-    """Add the high parts that were left out to all indices from there on."""
+    """Add the high parts of exceptions to all following indices."""
     bit, surplus, i = at << U(3), U(0), start
     for j in range(U(0), exceptions + U(1)):
         to, added = end, U(0)

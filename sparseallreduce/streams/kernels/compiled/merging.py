@@ -1,4 +1,4 @@
-"""The union of two sorted index sets with their values, and what the two share."""
+"""Compiled kernels for the union and the intersection of two sorted index sets with values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparseallreduce.streams.kernels.intrinsics import move, select
 
 __all__ = ["KERNELS", "merge_by_chains", "merge_by_steps"]
 
-CHAIN = 4096  # entries of either input that one chain of a merge takes at most, about: three chains stay in the L2 cache
+CHAIN = 4096  # approximate limit of the entries of either input in one chain: three chains fit into the L2 cache
 GALLOP_RATIO = 32  # from this ratio of lengths on, searching and copying runs beats stepping through them
 
 
@@ -26,11 +26,12 @@ def merge(op: int, ia: Indices, va: Values, ib: Indices, vb: Values, iout: Indic
 
 @inlined
 def merge_by_chains(op: int, ia: Indices, va: Values, ib: Indices, vb: Values, iout: Indices, vout: Values) -> Any:
-    """Merge in blocks of three chains of steps that do not depend on each other, so that the processor overlaps them.
+    """Merge in blocks of three independent chains of steps, which the processor overlaps.
 
-    One step of one chain waits for the step before it: 2.3 ns an output. Two chains take 1.4, three 1.1, four 1.15.
-    The chains of a block take adjoining ranges of index values: the first goes from (i, j) to (i1, j1), stands at (p, s) and
-    writes at x; so the second with q, t, y, and the third with r, u, z. Where indices meet, the chains leave gaps, closed at last.
+    A step of a single chain waits for the previous step, which takes 2.3 ns per output. Two chains take 1.4, three 1.1, four 1.15. The
+    chains of a block take adjacent ranges of index values: the first goes from (i, j) to (i1, j1), is at (p, s) and writes at x; likewise
+    the second with q, t, y, and the third with r, u, z. Shared indices leave gaps between the outputs of chains, which are closed at the
+    end.
     """
     na, nb = U(ia.shape[0]), U(ib.shape[0])
     if U(va.shape[0]) != na or U(vb.shape[0]) != nb or U(iout.shape[0]) < na + nb or U(vout.shape[0]) < na + nb:
@@ -41,7 +42,7 @@ def merge_by_chains(op: int, ia: Indices, va: Values, ib: Indices, vb: Values, i
         return np.int64(_merge_galloping(op, ia, va, ib, vb, iout, vout))
     i, j, n = U(0), U(0), U(0)
     while i < na and j < nb:
-        # Where one stream has nothing for long, the other is copied instead of stepped through.
+        # Where one stream has a long gap, the other is copied without steps.
         p, s = _gallop(ia, i, na, ib[j]), _gallop(ib, j, nb, ia[i])
         n = _copy(ia, va, i, p, iout, vout, n)
         n = _copy(ib, vb, j, s, iout, vout, n)
@@ -58,7 +59,7 @@ def merge_by_chains(op: int, ia: Indices, va: Values, ib: Indices, vb: Values, i
         start_r = n + (i2 - i) + (j2 - j)
         x, y, z = n, start_q, start_r
         while True:
-            # No step passes more than one entry of either side, so that so many steps need no test for the end.
+            # A step consumes at most one entry of each input, so this many steps need no test for the end.
             steps = min(min(min(i1 - p, j1 - s), min(i2 - q, j2 - t)), min(i3 - r, j3 - u))
             if steps == U(0):
                 break
@@ -92,7 +93,7 @@ def _step(op: int, ia: Indices, va: Values, ib: Indices, vb: Values, iout: Indic
 def merge_by_steps(
     op: int, ia: Indices, va: Values, i: Any, ea: Any, ib: Indices, vb: Values, j: Any, eb: Any, iout: Indices, vout: Values, n: Any
 ) -> Any:
-    """Merge what is left of two ranges in one chain, and copy what is left of the longer."""
+    """Merge the rest of two ranges in one chain, and copy the rest of the longer."""
     while i < ea and j < eb:
         i, j = _step(op, ia, va, ib, vb, iout, vout, i, j, n)
         n += U(1)
@@ -117,7 +118,7 @@ def _close_gap(iout: Indices, vout: Values, n: Any, start: Any, end: Any) -> Any
 
 @inlined
 def _gallop(indices: Indices, start: Any, end: Any, index: Any) -> Any:
-    """The lower bound, faster where it is near ``start``."""
+    """Return the lower bound of ``index``; fast if it is near ``start``."""
     stride = U(1)
     while stride < end - start and indices[start + stride] < index:
         stride += stride
@@ -126,7 +127,7 @@ def _gallop(indices: Indices, start: Any, end: Any, index: Any) -> Any:
 
 @inlined
 def _cut(by_a: bool, ia: Indices, i: Any, ea: Any, ib: Indices, j: Any, eb: Any, count: Any) -> Any:
-    """Cut two ranges at the same index value, ``count`` entries into the one that leads."""
+    """Cut two ranges at the same index value, ``count`` entries into the leading one."""
     if by_a:
         if ea - i <= count:
             return ea, eb
@@ -138,7 +139,7 @@ def _cut(by_a: bool, ia: Indices, i: Any, ea: Any, ib: Indices, j: Any, eb: Any,
 
 @inlined
 def _merge_galloping(op: int, ia: Indices, va: Values, ib: Indices, vb: Values, iout: Indices, vout: Values) -> Any:
-    """Merge a short stream into a long one: find each short index in the long one, and copy what lies between."""
+    """Merge a short stream into a long one: search for each short index in the long one, and copy the entries between."""
     if ia.shape[0] < ib.shape[0]:
         return _insert(op, True, ia, va, ib, vb, iout, vout)
     return _insert(op, False, ib, vb, ia, va, iout, vout)
@@ -166,7 +167,7 @@ def _insert(
 
 @kernel
 def merge_rows(op: int, ia: Indices, va: Values, ib: Indices, vb: Values, iout: Indices, vout: Values) -> Any:
-    """Merge in one chain, and copy the rows of each run of one side together: rows are long enough to hide the branches."""
+    """Merge in one chain, and copy runs of rows from one input together; rows are long enough to hide mispredicted branches."""
     na, nb, width = U(ia.shape[0]), U(ib.shape[0]), U(vout.shape[1])
     if U(va.shape[0]) != na or U(vb.shape[0]) != nb or U(iout.shape[0]) < na + nb or U(vout.shape[0]) < na + nb:
         return MALFORMED
@@ -197,7 +198,7 @@ def merge_rows(op: int, ia: Indices, va: Values, ib: Indices, vb: Values, iout: 
 
 @kernel
 def shared_positions(ia: Indices, ib: Indices, in_a: Values, in_b: Values) -> Any:
-    """Write where each index that both hold lies in either; the outputs need one place more than the shorter input has."""
+    """Write the positions of each shared index; the outputs need one element more than the shorter input."""
     i, j, n, na, nb = U(0), U(0), U(0), U(ia.shape[0]), U(ib.shape[0])
     if min(U(in_a.shape[0]), U(in_b.shape[0])) <= min(na, nb) or not (is_list(ia) and is_list(ib) and is_list(in_a) and is_list(in_b)):
         return np.int64(MALFORMED)

@@ -1,4 +1,4 @@
-"""Whether there are NaNs in an array."""
+"""Compiled kernel that detects NaNs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from sparseallreduce.streams.kernels.contract import MALFORMED, Values
 
 __all__ = ["KERNELS"]
 
-BLOCK = 2048  # values of which the largest is found before it is looked at
+BLOCK = 2048  # values whose maximum is computed before it is tested
 
 
 @kernel
 def any_above(bits: Values, mask: Any, limit: Any) -> Any:
-    """Find out whether any number is above ``limit`` under ``mask``."""
+    """Return whether any number under ``mask`` is above ``limit``."""
     n = U(bits.shape[0])
     if not is_list(bits):
         return np.int64(MALFORMED)

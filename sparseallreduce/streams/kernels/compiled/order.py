@@ -1,4 +1,4 @@
-"""What is done to indices in a row: whether they increase, and the values of equal ones combined."""
+"""Compiled kernels that check the order of indices and combine the values of duplicates."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from sparseallreduce.streams.kernels.intrinsics import select
 
 __all__ = ["BLOCK", "KERNELS"]
 
-BLOCK = 4096  # indices that are tested together before any is looked at, while they are in the L1 cache
+BLOCK = 4096  # indices tested together before their position is searched, while they are in the L1 cache
 
 
 @kernel
 def first_violation(indices: Indices, last: Any) -> Any:
-    """Test block after block as a whole, where only its last index can be the first beyond ``last``; then find the place."""
+    """Test whole blocks, where only a block's last index can be the first beyond ``last``; then find the position."""
     n = U(indices.shape[0])
     if not is_list(indices):
         return MALFORMED
@@ -40,7 +40,7 @@ def first_violation(indices: Indices, last: Any) -> Any:
 
 @kernel
 def sum_duplicates(op: int, indices: Indices, values: Values, iout: Indices, vout: Values) -> Any:
-    """Count the different indices; if that many fit, write each with its values combined, without a branch on repeats."""
+    """Count the different indices; if that many fit, write each with its combined values, without a branch on duplicates."""
     length, n, room = U(indices.shape[0]), U(0), U(min(iout.shape[0], vout.shape[0]))
     if U(values.shape[0]) != length or not (is_list(indices) and is_list(values) and is_list(iout) and is_list(vout)):
         return MALFORMED
@@ -67,7 +67,7 @@ def sum_duplicates(op: int, indices: Indices, values: Values, iout: Indices, vou
 
 @kernel
 def sum_duplicates_rows(op: int, indices: Indices, values: Values, iout: Indices, vout: Values) -> Any:
-    """Count the different indices; if that many fit, write each with its rows combined."""
+    """Count the different indices; if that many fit, write each with its combined rows."""
     length, width, n, room = U(indices.shape[0]), U(values.shape[1]), U(0), U(min(iout.shape[0], vout.shape[0]))
     if U(values.shape[0]) != length or not (is_list(indices) and is_table(values) and is_list(iout) and is_table(vout)):
         return MALFORMED

@@ -1,4 +1,4 @@
-"""Values in fewer bits: shorter floats, and levels drawn at random between zero and the largest of a block (QSGD)."""
+"""Compiled kernels that encode values in fewer bits: 16-bit floats, random levels (QSGD), and two levels."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from sparseallreduce.streams.kernels.intrinsics import GROUP, as_bits, as_float
 
 __all__ = ["KERNELS"]
 
-CHUNK = 4096  # values that are converted before any of them is looked for that became infinite
+CHUNK = 4096  # values converted before an overflow is searched for
 DOUBLE_MANTISSA, DOUBLE_BIAS = 52, 1023
 
 
 @kernel
 def narrow(values: Values, wide_mantissa: Any, wide_bias: Any, mantissa: Any, bias: Any, out: Array) -> Any:
-    """Round to 16 bits, to the nearest and to even; return where a finite value becomes infinite first."""
+    """Round to 16-bit floats, to nearest, ties to even; return the position of the first finite value that would become infinite."""
     count = U(values.shape[0])
     if U(out.shape[0]) != count or not (is_list(values) and is_list(out)):
         return MALFORMED
@@ -54,7 +54,7 @@ def narrow(values: Values, wide_mantissa: Any, wide_bias: Any, mantissa: Any, bi
 
 @kernel
 def widen(halves: Array, wide_mantissa: Any, wide_bias: Any, mantissa: Any, bias: Any, out: Values) -> Any:
-    """Write the bits of longer floats."""
+    """Convert 16-bit floats to longer floats."""
     count = U(halves.shape[0])
     if U(out.shape[0]) != count or not (is_list(halves) and is_list(out)):
         return MALFORMED
@@ -76,7 +76,7 @@ def widen(halves: Array, wide_mantissa: Any, wide_bias: Any, mantissa: Any, bias
 
 @kernel
 def quantise(values: Values, start: Any, key: Any, bits: Any, scales: Values, codes: Array) -> Any:
-    """Write block after block; return the place of the first value that cannot be written."""
+    """Encode all blocks; return the position of the first value that cannot be encoded."""
     count, at, whole = U(values.shape[0]), U(0), bits == U(8)
     blocks = (count + U(QSGD_BLOCK - 1)) // U(QSGD_BLOCK)
     nbytes = count if whole else (count + U(1)) >> U(1)
@@ -104,7 +104,7 @@ def quantise(values: Values, start: Any, key: Any, bits: Any, scales: Values, co
 
 @inlined
 def _scale(values: Values, begin: Any, end: Any) -> Any:
-    """The largest magnitude as a float32, rounded up; infinity or NaN if there is a value beyond float32."""
+    """Return the largest magnitude as a float32, rounded up; infinity or NaN if a value is beyond float32."""
     largest = as_bits(values[begin]) & U(0)
     sign = U(1) << U(8 * values.itemsize - 1)
     for i in range(begin, end):
@@ -120,7 +120,7 @@ def _scale(values: Values, begin: Any, end: Any) -> Any:
 
 @inlined
 def _unfit(values: Values, begin: Any, end: Any) -> Any:
-    """The place of the first value beyond float32."""
+    """Return the position of the first value beyond float32."""
     for i in range(begin, end):
         if not _scale(values, i, i + U(1)) < np.inf:
             return i
@@ -142,9 +142,9 @@ def _draw(
     codes: Array,
     at: Any,
 ) -> None:
-    """Write a level each, drawn with a number that depends on the seed and the place in the message.
+    """Write a level for each value, drawn with a random number that depends on the seed and the position in the message.
 
-    A group of places shares a hash of 64 bits, which takes multiplications that few processors have for vectors.
+    A group of positions shares a 64-bit hash, whose multiplications few processors have as vector instructions.
     """
     group = begin
     while group < end:
@@ -173,7 +173,7 @@ def _draw(
 
 @kernel
 def restore(scales: Values, codes: Array, bits: Any, out: Values) -> Any:
-    """Write ``scale * level / levels``, rounded to a double and then to the dtype; whether all scales and levels can be."""
+    """Write ``scale * level / levels``, rounded to a double and then to the dtype; return whether all scales and levels are valid."""
     count, at, whole = U(out.shape[0]), U(0), bits == U(8)
     blocks = (count + U(QSGD_BLOCK - 1)) // U(QSGD_BLOCK)
     nbytes = count if whole else (count + U(1)) >> U(1)
@@ -202,7 +202,7 @@ def restore(scales: Values, codes: Array, bits: Any, out: Values) -> Any:
 
 @inlined
 def _multiply(codes: Array, at: Any, begin: Any, end: Any, scale: Any, levels: Any, shift: Any, sign: Any, out: Values) -> Any:
-    """Write what levels stand for; return whether there is one below the lowest."""
+    """Write the values of levels; return whether one is below the lowest."""
     wrong, mask = U(0), U(2) * sign - U(1)
     for i in range(begin, end):
         code = (U(codes[at + (i - begin)]) >> shift) & mask
@@ -214,7 +214,7 @@ def _multiply(codes: Array, at: Any, begin: Any, end: Any, scale: Any, levels: A
 
 @kernel
 def to_two_levels(values: Values, scales: Values, codes: Array) -> Any:
-    """Write block after block; return the place of the first value that cannot be written."""
+    """Encode all blocks; return the position of the first value that cannot be encoded."""
     count, at = U(values.shape[0]), U(0)
     blocks = (count + U(QSGD_BLOCK - 1)) // U(QSGD_BLOCK)
     fits = U(scales.shape[0]) == U(2) * blocks and U(codes.shape[0]) == (count + U(3)) >> U(2)
@@ -260,7 +260,7 @@ def to_two_levels(values: Values, scales: Values, codes: Array) -> Any:
 
 @kernel
 def from_two_levels(scales: Values, codes: Array, out: Values) -> Any:
-    """Write the levels that codes stand for; whether all scales and codes can be those of values."""
+    """Write the values of codes; return whether all scales and codes are valid."""
     count, at, wrong = U(out.shape[0]), U(0), U(0)
     blocks = (count + U(QSGD_BLOCK - 1)) // U(QSGD_BLOCK)
     fits = U(scales.shape[0]) == U(2) * blocks and U(codes.shape[0]) == (count + U(3)) >> U(2)

@@ -1,4 +1,4 @@
-"""Sums of many streams that lie one in a row of bytes, and such rows themselves."""
+"""Compiled kernels for sums of streams stored one in a row of bytes, and for writing such rows."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from sparseallreduce.streams.kernels.intrinsics import LINE, address_of, finish_
 
 __all__ = ["KERNELS", "cut", "sum_cut"]
 
-FEW = 100  # entries of two streams up to which one chain takes less time than three, which have to be found first
-DENSE_BLOCK = 1 << 14  # positions of a dense vector that are added up together
+FEW = 100  # up to this many entries of two streams, one chain is faster than three, which must first be found
+DENSE_BLOCK = 1 << 14  # positions of a dense vector that are added at a time
 
 
 @kernel
 def sum_rows(op: int, rows: Indices, values: Values, start: Any, counts: Any, lo: Any, hi: Any, cursors: Any, dense: Values) -> Any:
-    """Add some positions at a time, row after row, while they are in the cache.
+    """Add a block of positions at a time, row after row, while it is in the cache.
 
-    A row comes to a halt before an index that is not below the positions at hand; if that is out of range, until the end.
+    The cursor of a row stops at an index beyond the block; if the index is out of range, it stays there.
     """
     ranks, size, first = U(counts.shape[0]), U(dense.shape[0]), start // U(values.itemsize)
     if lo > hi or hi > size or U(cursors.shape[0]) < ranks or not _have_room(rows, values, ranks) or not is_list(dense):
@@ -66,7 +66,7 @@ def sum_rows(op: int, rows: Indices, values: Values, start: Any, counts: Any, lo
 
 
 def _cut_rows(rows: Indices, itemsize: Any, counts: Any, size: Any, part: Any, parts: Any, bounds: Any) -> Any:
-    """Find where a part lies in each row; its bounds are the mean of where they would be by each row alone."""
+    """Find a part in each row; its bounds are the mean of the bounds that each row alone would give."""
     ranks, total, before, n = U(counts.shape[0]), U(0), U(0), U(0)
     if U(bounds.shape[0]) < U(3) or U(bounds.shape[1]) <= ranks or not _have_room(rows, rows, ranks) or not is_table(bounds):
         return np.int64(MALFORMED)
@@ -102,7 +102,7 @@ cut_rows, cut = kernel(_cut_rows), inlined(_cut_rows)
 
 @kernel
 def estimate_union(rows: Indices, start: Any, itemsize: Any, counts: Any, samples: Any) -> Any:
-    """Of an index that m rows have, each of these adds one m-th to the union: look how many have those of some entries."""
+    """Estimate the union: an index in m rows adds 1/m for each of them; m is counted for a sample of entries."""
     ranks, total, shares = U(counts.shape[0]), U(0), 0.0
     if not _have_room(rows, rows, ranks):
         return np.int64(MALFORMED)
@@ -124,7 +124,7 @@ def estimate_union(rows: Indices, start: Any, itemsize: Any, counts: Any, sample
             indices = rows[q, behind : behind + count]
             at = lower_bound(indices, U(0), count, index)
             found += U(at < count and indices[at] == index)
-        shares += 1.0 / float(max(found, U(1)))  # a row in disorder hides its own
+        shares += 1.0 / float(max(found, U(1)))  # at least 1: in an unsorted row, an entry may not be found
     return np.int64(shares / float(samples) * float(total) + 0.5)
 
 
@@ -144,11 +144,11 @@ def _sum_cut_rows(
     iout: Indices,
     vout: Values,
 ) -> Any:
-    """Merge two neighbours at a time, a piece of the index space after the other, of ``most`` entries at most.
+    """Merge pairs of neighbours, for pieces of the index space with at most ``most`` entries.
 
-    Sums of a level of the tree are made in two inner arrays by turns, those of the last one in the output. ``bounds`` has where in each
-    row lies what is still to be merged, and in its last two rows the same of a piece. A sum at the end of its array is made from the last
-    piece on, each of which is moved there while it is in the cache.
+    Sums of the tree's levels alternate between two inner arrays, and the last goes to the output. The first two rows of ``bounds`` hold the
+    rest of each row, the last two the current piece. A sum at the end of its array starts with the last piece; each piece is moved there
+    while it is in the cache.
     """
     ranks, room, left, n = U(counts.shape[0]), U(min(iout.shape[1], vout.shape[1])), U(0), U(0)
     if U(bounds.shape[0]) < U(4) or U(bounds.shape[1]) < ranks or not _have_room(rows, values, ranks) or most == U(0):
@@ -187,9 +187,9 @@ sum_cut_rows, sum_cut = kernel(_sum_cut_rows), inlined(_sum_cut_rows)
 
 @inlined
 def _take_piece(rows: Indices, itemsize: Any, start: Any, counts: Any, bounds: Any, left: Any, most: Any, at_end: Any) -> Any:
-    """Take the first piece, or the last, from what is left in the rows; return its entries, which are all or about half of ``most``.
+    """Take the first or last piece from the rest of the rows; return its number of entries, which is everything or about half of ``most``.
 
-    They are at least one, and each round leaves fewer, also where a row is in disorder: of the longest row the cut itself is the bound.
+    A piece has at least one entry, and each round leaves fewer, even if a row is unsorted: the cut of the longest row is its own bound.
     """
     ranks, total = U(counts.shape[0]), left
     for r in range(ranks):
@@ -232,11 +232,11 @@ def _sum_piece(
     vout: Values,
     place: Any,
 ) -> Any:
-    """Sum a piece of all rows, and return the entries of its sum."""
+    """Sum a piece of all rows, and return the number of entries of the sum."""
     nodes, into, found, room = U(counts.shape[0]), U(1), np.int64(0), U(min(inner_indices.shape[1], inner_values.shape[1]))
     if nodes > U(2) and (inner_indices.shape[0] < 2 or inner_values.shape[0] < 2):
         return np.int64(MALFORMED)
-    indices, added, packed = rows, values, True  # what is merged: the rows first, then what has come into an inner array
+    indices, added, packed = rows, values, True  # the inputs: the rows first, then inner arrays
     while packed or nodes > U(1):
         source, into, n, last = into, U(1) - into, U(0), nodes <= U(2)
         for a in range(U(0), nodes, U(2)):
@@ -270,19 +270,19 @@ def _sum_piece(
 
 @inlined
 def _behind(rows: Indices, nbytes: Any) -> Any:
-    """Where the indices of a row begin, behind so many bytes."""
+    """Return the start of a row's indices, which follow ``nbytes`` bytes of values, as an index."""
     return (nbytes + U(rows.itemsize - 1)) // U(rows.itemsize)
 
 
 @inlined
 def _have_room(rows: Indices, values: Values, ranks: Any) -> Any:
-    """Whether there is a row for each rank, without gaps."""
+    """Return whether there is a contiguous row for each rank."""
     return U(rows.shape[0]) >= ranks and U(values.shape[0]) >= ranks and is_table(rows) and is_table(values)
 
 
 @inlined
 def _fits(rows: Indices, start: Any, count: Any, itemsize: Any) -> Any:
-    """Whether a row holds that many values behind ``start`` bytes, and their indices; a count so large that bytes overflow does not fit."""
+    """Return whether a row can hold ``count`` values after ``start`` bytes, and their indices, without overflow."""
     room = U(rows.shape[1])
     if count > room or start > room * U(rows.itemsize):
         return False
@@ -291,7 +291,7 @@ def _fits(rows: Indices, start: Any, count: Any, itemsize: Any) -> Any:
 
 @kernel
 def write_past(target: Values, to: Any, source: Values) -> Any:
-    """Copy bytes past the caches, a line at a time: a core that writes to a part of one must wait for the rest."""
+    """Copy bytes past the caches by whole cache lines, since a core that writes part of a line must first load it."""
     count = U(source.shape[0])
     if count > U(target.shape[0]) or to > U(target.shape[0]) - count or not (is_list(target) and is_list(source)):
         return MALFORMED

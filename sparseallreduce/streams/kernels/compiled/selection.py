@@ -1,9 +1,9 @@
-"""The selection kernels as numba compiles them: 64 values are compared together, and those chosen taken from the bits of the result.
+"""Compiled kernels for selection: 64 values are compared together, and the selected ones are taken from the bits of the result.
 
-Magnitudes are compared as integers, the bits of a value without its sign, which orders NaN above infinity. What a comparison chose is
-written without a branch: entries for the first four of 64 values, of which as many count as were chosen. (A branch on whether there
-are any would be mispredicted for every second group at a density of one per cent.) Memory is asked for 4 KiB ahead, which takes a
-quarter off the time: the processor itself does not look beyond the page that it reads.
+Magnitudes are compared as integers, the bits of a value without its sign, which orders NaN above infinity. Selected values are written
+without a branch: for each group four entries are always written, and only as many are kept as were selected. (A branch on whether any was
+selected would be mispredicted for every second group at a density of 1 %.) Memory is prefetched 4 KiB ahead, which saves a quarter of the
+time, since the processor's own prefetching stops at a page boundary.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from sparseallreduce.streams.kernels.intrinsics import (
 
 __all__ = ["KERNELS"]
 
-AT_ONCE = 4  # entries written for each group at least: more are rare up to a density of a few per cent
-CHUNK = 4096  # values after which those chosen are cleared, while they are in the L1 cache
-RANGE = (2.0**-60, 2.0**60)  # of the largest magnitude of a bucket within which chances are computed without scaling, and
-LIFT = 2.0**100  # by what magnitudes are multiplied, or divided, beyond: so that neither chances nor norms leave the range of float32
-DIGIT = 11  # bits that one pass of a radix selection looks at: its counts fill half an L1 cache
+AT_ONCE = 4  # entries always written for each group; more are rare up to a density of a few per cent
+CHUNK = 4096  # values after which selected ones are cleared, while they are in the L1 cache
+RANGE = (2.0**-60, 2.0**60)  # range of a bucket's largest magnitude in which probabilities need no scaling
+LIFT = 2.0**100  # factor or divisor of magnitudes outside it, which keeps probabilities and norms in the range of float32
+DIGIT = 11  # bits of a digit in the radix selection: its counts fill half an L1 cache
 
 
 @inlined
 def _emit(word: Any, start: Any, source: Array, indices: Array, values: Array, n: Any) -> Any:
-    """Write place and value for each bit of ``word``; there must be room for 64 entries."""
+    """Write position and value for each bit of ``word``; there must be room for 64 entries."""
     end = n + count_bits(word)
     for entry in range(n, n + U(AT_ONCE)):
         i = start + (lowest_bit(word) & U(GROUP - 1))
@@ -63,7 +63,7 @@ def _emit(word: Any, start: Any, source: Array, indices: Array, values: Array, n
 def select(
     accumulator: Array, bits: Array, gradient: Array | None, mask: Any, over: Any, clear: bool, start: Any, indices: Array, values: Array
 ) -> Any:
-    """Choose from place ``start`` on until the end or until there is no room; ``bits`` are those of the accumulator."""
+    """Select from position ``start`` on until the end, or until there is no room; ``bits`` is a view of the accumulator."""
     size, room, n = U(bits.shape[0]), U(indices.shape[0]), U(0)
     whole = size & ~U(GROUP - 1)
     while start < size and n + U(GROUP) <= room:
@@ -96,7 +96,7 @@ def _compared(accumulator: Array, bits: Array, gradient: Array | None, start: An
 
 @kernel
 def collect(bits: Array, mask: Any, below: Any, over: Any, found: Array) -> Any:
-    """Count the magnitudes above ``over``, and count and write those above ``below`` and not above ``over``, as many as fit."""
+    """Count the magnitudes above ``over``; count those above ``below`` but not above ``over``, and write as many as fit."""
     size, room = U(bits.shape[0]), U(found.shape[0])
     whole, above, inside, start = size & ~U(GROUP - 1), U(0), U(0), U(0)
     while start < whole and inside + U(GROUP) <= room:
@@ -129,9 +129,9 @@ def collect(bits: Array, mask: Any, below: Any, over: Any, found: Array) -> Any:
 
 @kernel
 def kth(bits: Array, mask: Any, largest: Any, rank: Any, scratch: Array) -> Any:
-    """Radix selection: count the values of one digit, keep what agrees with the digit of the wanted one, take the next digit.
+    """Select by radix: count the values of one digit, keep those that agree with the digit of the wanted key, continue with the next digit.
 
-    Keys count from the lowest one, so that already the first digit tells many apart.
+    Keys are counted from the lowest one, so that the first digit already separates many.
     """
     n = U(bits.shape[0])
     lowest, highest = largest, largest & 0
@@ -163,7 +163,7 @@ def kth(bits: Array, mask: Any, largest: Any, rank: Any, scratch: Array) -> Any:
 
 @kernel
 def sample(accumulator: Array, gradient: Array | None, stride: Any, seed: Any, sampled: Array) -> None:
-    """Take one value of each ``stride``, at a place that a hash of its number chooses."""
+    """Take one value of each ``stride``, at a position given by a hash of its number."""
     for entry in range(U(sampled.shape[0])):
         i = entry * stride + split_mix(seed + entry) % stride
         if gradient is None:
@@ -174,13 +174,13 @@ def sample(accumulator: Array, gradient: Array | None, stride: Any, seed: Any, s
 
 @kernel
 def top(bits: Array, mask: Any, largest: Any, key: Any, ties: Any, positions: Array) -> Any:
-    """Where magnitudes are above ``key``, and the first ``ties`` places where they equal it, as many as fit with one to spare."""
+    """Write the positions of magnitudes above ``key``, and the first ``ties`` equal to it, as many as fit with one to spare."""
     n, last = U(0), U(positions.shape[0]) - U(1)
     for i in range(U(bits.shape[0])):
         magnitude = min(bits[i] & mask, largest)
         tie = U(magnitude == key) & U(ties > U(0))
         ties -= tie
-        positions[min(n, last)] = i  # there are more than were counted if the array has changed since
+        positions[min(n, last)] = i  # there may be more than counted if the array has changed since
         n += U(magnitude > key) | tie
     return np.int64(min(n, last))
 
@@ -201,7 +201,7 @@ def top_of_chunks(
     indices: Array,
     values: Array,
 ) -> None:
-    """Choose the largest of each chunk among those above a guess, which is what the chunk before had, less ``lower``."""
+    """Select the largest of each chunk among those above a guess, the previous chunk's k-th key less ``lower``."""
     size, n, owed, over = U(bits.shape[0]), U(0), U(0), largest & 0
     for begin in range(U(0), size, chunk):
         end = min(begin + chunk, size)
@@ -228,9 +228,9 @@ def top_of_chunks(
 
 @inlined
 def _kth_of_few(found: Array, count: Any, mask: Any, largest: Any, rank: Any, keys: Array) -> Any:
-    """Write the keys of some hundred values; return that of a rank, and how many of its equals are among the values up to there.
+    """Write the keys of some hundred values; return the key of a rank, and how many equal keys are among the values up to that rank.
 
-    The range of keys is halved, and what is above its middle counted, which vectors do faster than a radix selection begins.
+    The range of keys is bisected by counting, which is faster in vectors than a radix selection for so few values.
     """
     low, high = largest, largest & 0
     for entry in range(count):
@@ -253,7 +253,7 @@ def _kth_of_few(found: Array, count: Any, mask: Any, largest: Any, rank: Any, ke
 
 @inlined
 def _above(bits: Array, mask: Any, begin: Any, end: Any, over: Any, places: Array, found: Array) -> Any:
-    """Write place and bits of the values of a range whose magnitude is above ``over``; return how many there are."""
+    """Write positions and bits of the values in a range whose magnitude is above ``over``; return their number."""
     whole, n = begin + ((end - begin) & ~U(GROUP - 1)), U(0)
     for start in range(begin, whole, U(GROUP)):
         n = _emit(over_of_64(bits, start, over), start, bits, places, found, n)
@@ -265,7 +265,7 @@ def _above(bits: Array, mask: Any, begin: Any, end: Any, over: Any, places: Arra
 
 @inlined
 def _write_rest(accumulator: Array, gradient: Array | None, begin: Any, end: Any, rest: Array) -> None:
-    """Write what is left of a range beyond whole vectors, increased by the gradient, with zeros to fill up."""
+    """Write the rest of a range beyond whole vectors, with the gradient added, padded with zeros."""
     for i in range(rest.shape[0]):
         rest[i] = 0
     for i in range(begin, end):
@@ -319,7 +319,7 @@ def norms(accumulator: Array, gradient: Array | None) -> Any:
 
 @inlined
 def _unit(largest: float) -> float:
-    """By what magnitudes are multiplied before chances are made of them."""
+    """Return the factor by which magnitudes are scaled before probabilities are computed."""
     if largest > RANGE[1]:
         return 1 / LIFT
     return LIFT if largest < RANGE[0] else 1.0
@@ -327,7 +327,7 @@ def _unit(largest: float) -> float:
 
 @inlined
 def _lifted(array: Array, begin: Any, end: Any, unit: float) -> float:
-    """The sum of the magnitudes times ``unit``, where the sum itself overflows."""
+    """Return the sum of the scaled magnitudes, for sums that would overflow without scaling."""
     total = 0.0
     for i in range(begin, end):
         size = abs(float(array[i])) * unit
@@ -338,7 +338,7 @@ def _lifted(array: Array, begin: Any, end: Any, unit: float) -> float:
 
 @inlined
 def _chances(norm: float, largest: float, size: Any, share: float, at_most: bool) -> Any:
-    """Shift and scale that make probabilities of magnitudes (thesis 2.4.1)."""
+    """Return the shift and scale that turn magnitudes into probabilities (thesis 2.4.1)."""
     if share >= size:
         return 1.0, np.inf
     if not at_most and share * largest > norm:
@@ -362,7 +362,7 @@ def draw(
     indices: Array,
     values: Array,
 ) -> Any:
-    """Draw bucket after bucket from ``start`` on, while there is room for a whole one; ``fixed`` as many of each, unless it is 0."""
+    """Draw from buckets, from ``start`` on, while there is room for a whole one; with ``fixed``, exactly that many of each."""
     size, room, n, lanes = U(bits.shape[0]), U(indices.shape[0]), U(0), np.empty(2 * LANES)
     last, rest = np.zeros(GROUP, accumulator.dtype), np.empty(LANES, accumulator.dtype)
     while start < size and n + bucket + U(GROUP) <= room:
@@ -394,7 +394,7 @@ def draw(
 
 @inlined
 def _fill_up(place: Any, indices: Array, values: Array, begin: Any, n: Any, end: Any) -> Any:
-    """Add zeros at the first places that were not drawn, and sort them in."""
+    """Add zeros at the first positions that were not drawn, and sort them in."""
     drawn, chosen = begin, n
     while n < end:
         if drawn < chosen and indices[drawn] == place:
@@ -414,7 +414,7 @@ def _fill_up(place: Any, indices: Array, values: Array, begin: Any, n: Any, end:
 
 
 def _alone_and_of_sum(name: str, dispatcher: Any, signature: Callable[[Types, Any], tuple[Any, ...]]) -> dict[str, Kernel]:
-    """A kernel for an array alone, and the same for one to which another is added first."""
+    """Return a kernel for one array, and the same for an array to which another is added first."""
     return {
         name: Kernel((dispatcher,), lambda of: signature(of, types.none)),
         f"{name}_of_sum": Kernel((dispatcher,), lambda of: signature(of, of.values)),

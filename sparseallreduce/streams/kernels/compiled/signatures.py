@@ -1,4 +1,4 @@
-"""The types that kernels are compiled for."""
+"""The argument types for which kernels are compiled."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ __all__ = ["BOUNDS", "BYTES", "BYTES_IN", "COUNTS", "POSITIONS", "Kernel", "Type
 
 
 def array_type(dtype: Any, ndim: int, readonly: bool) -> Any:
-    """The type of arrays of a dtype without gaps."""
-    # Declared unaligned, since a slice of a message starts at any byte; on today's processors that costs aligned ones nothing.
+    """Return the type of contiguous arrays of a dtype."""
+    # Declared unaligned, since a slice of a message may start at any byte; this does not slow down aligned arrays on current processors.
     return types.Array(numba.from_dtype(np.dtype(dtype)), ndim, "C", readonly=readonly, aligned=False)
 
 
@@ -29,9 +29,9 @@ class Types:
     Parameters
     ----------
     index_dtype, value_dtype : numpy dtype
-        Of the indices, and of the values or their bits.
+        Dtypes of the indices, and of the values or their bits.
     ndim : {1, 2}
-        Of the array of values.
+        Dimensions of the array of values.
     """
 
     def __init__(self, index_dtype: Any, value_dtype: Any, ndim: int) -> None:
@@ -43,17 +43,17 @@ class Types:
 
     @cached_property
     def bits(self) -> Any:
-        """Values as signed integers."""
+        """Type of arrays of values viewed as signed integers."""
         return array_type(self._bits, 1, False)
 
     @cached_property
     def key(self) -> Any:
-        """One of them."""
+        """Type of one such integer."""
         return self.bits.dtype
 
 
 class Kernel(NamedTuple):
-    """A kernel as it is found by its name."""
+    """A kernel's dispatchers and signature, as listed in ``KERNELS``."""
 
     variants: tuple[Any, ...]  # numba's dispatchers: for values, and for rows of them if there is one
-    signature: Callable[[Types], tuple[Any, ...]]  # the types of its arguments, but for that of the operator
+    signature: Callable[[Types], tuple[Any, ...]]  # the types of its arguments, except the operator

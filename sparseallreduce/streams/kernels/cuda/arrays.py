@@ -1,4 +1,4 @@
-"""What kernels have in common: operators on two values, searching, hashing, reading bits; and values as unsigned integers."""
+"""Building blocks of CUDA kernels: operators on two values, searching, hashing, reading bits, and views as unsigned integers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _COMPLEX = tuple(np.dtype(name) for name in ("complex64", "complex128"))
 
 @device
 def smaller(a: Any, b: Any) -> Any:
-    """``min(a, b)``, which numba 0.68 does not compile for CUDA."""
+    """Return ``min(a, b)``, which numba 0.68 does not compile for CUDA."""
     return a if a < b else b
 
 
@@ -54,7 +54,7 @@ def _multiply(a: Any, b: Any) -> Any:
 
 @device
 def _minimum(a: Any, b: Any) -> Any:
-    """NaN travels as in NumPy."""
+    """Return the minimum; NaN propagates as in NumPy."""
     return a if a < b or a != a else b
 
 
@@ -72,14 +72,14 @@ OPERATORS = {np.add: _add, np.multiply: _multiply, np.minimum: _minimum, np.maxi
 
 
 def operator_of(ufunc: Any, dtype: np.dtype[Any]) -> Any:
-    """The device function of an operator, or None where its results come from whole arrays."""
+    """Return the device function of an operator, or None if it is evaluated on whole arrays."""
     if dtype in _VALUES or (dtype in _COMPLEX and ufunc is np.add):
         return OPERATORS.get(ufunc)
     return None
 
 
 def as_bits(values: Any) -> tuple[Any, int]:
-    """The same memory as a vector of unsigned integers, and how many of them make an entry; items of 16 bytes count as two."""
+    """Return a view as a vector of unsigned integers, and their number for each entry; items of 16 bytes count as two."""
     if not values.flags.c_contiguous or values.dtype.itemsize not in (1, 2, 4, 8, 16):
         raise StreamError(f"an array of {values.dtype} with strides {values.strides} has gaps, or items that cannot be copied as integers")
     parts = 2 if values.dtype.itemsize == 16 else 1
@@ -87,7 +87,7 @@ def as_bits(values: Any) -> tuple[Any, int]:
 
 
 def check_together(what: str, indices: Any, values: Any) -> None:
-    """Refuse indices and values that do not make entries."""
+    """Raise an error unless indices and values form entries."""
     fit = indices.ndim == 1 and values.ndim in (1, 2) and len(indices) == len(values)
     if not fit or indices.dtype not in (np.uint32, np.uint64) or not (indices.flags.c_contiguous and values.flags.c_contiguous):
         raise StreamError(
@@ -98,7 +98,7 @@ def check_together(what: str, indices: Any, values: Any) -> None:
 
 @device
 def lower_bound(array: Any, lo: Any, hi: Any, value: Any) -> Any:
-    """The first place from ``lo`` on, before ``hi``, that holds at least ``value``."""
+    """Return the first position from ``lo`` on and before ``hi`` whose value is at least ``value``, or ``hi``."""
     while lo < hi:
         middle = (lo + hi) // 2
         if array[middle] < value:
@@ -110,7 +110,7 @@ def lower_bound(array: Any, lo: Any, hi: Any, value: Any) -> Any:
 
 @device
 def read_bits(octets: Any, bit: Any, width: Any) -> Any:
-    """So many bits, at most 64, from a bit on, the lowest bit of a byte first."""
+    """Return ``width`` bits, at most 64, from a bit position on, the lowest bit of a byte first."""
     value, filled = U(0), 0
     while filled < width:
         skipped = bit & 7
@@ -124,7 +124,7 @@ def read_bits(octets: Any, bit: Any, width: Any) -> Any:
 
 @device
 def split_mix(number: Any) -> Any:
-    """A hash of 64 bits (SplitMix64)."""
+    """Return a 64-bit hash (SplitMix64)."""
     number = (number + U(1)) * U(0x9E3779B97F4A7C15)
     number = (number ^ (number >> U(30))) * U(0xBF58476D1CE4E5B9)
     number = (number ^ (number >> U(27))) * U(0x94D049BB133111EB)
@@ -132,9 +132,9 @@ def split_mix(number: Any) -> Any:
 
 
 def product_of(dtype: np.dtype[Any]) -> Any:
-    """A device function for products that are rounded before anything is added to them.
+    """Return a device function for products that are rounded before anything is added to them.
 
-    The compiler of CUDA otherwise makes one operation of a product and a sum, which rounds once, and the CPU's kernels round twice.
+    The CUDA compiler otherwise fuses a product and a sum into one operation with one rounding, where the CPU's kernels round twice.
     """
     if config.ENABLE_CUDASIM:
         return _multiply

@@ -1,4 +1,4 @@
-"""Index sets and dense arrays as bitmaps, with the bytes of the CPU's (``streams.kernels.bitmap``)."""
+"""CUDA kernels for index sets and dense arrays as bitmaps, in the format of the CPU (``streams.kernels.bitmap``)."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ WORD = 8  # bytes that one thread writes of an index set
 
 
 def encode_bitmap(indices: Any, lo: int, extent: int, xp: Any, *, block: int = BLOCK) -> Any:
-    """A sorted index set as a bit for each index from ``lo`` on, the lowest bit of a byte first.
+    """Encode a sorted index set as a bitmap that starts at ``lo``, the lowest bit of a byte first.
 
     Parameters
     ----------
     indices : device array of uint32 or uint64, shape (n,)
-        Strictly increasing, in ``[lo, lo + extent)``, which the host waits to hear.
+        Strictly increasing, in ``[lo, lo + extent)``; checking this makes the host wait.
     lo, extent : int
     xp : module
         NumPy or CuPy.
@@ -35,7 +35,7 @@ def encode_bitmap(indices: Any, lo: int, extent: int, xp: Any, *, block: int = B
     Raises
     ------
     StreamError
-        If indices do not increase or lie outside of that range, or are no contiguous vector of these dtypes.
+        If indices are not increasing or out of range, or not a contiguous vector of these dtypes.
     """
     _check_indices(indices)
     out = xp.empty(-(-extent // 8), np.uint8)
@@ -49,17 +49,17 @@ def encode_bitmap(indices: Any, lo: int, extent: int, xp: Any, *, block: int = B
 
 
 def decode_bitmap(bits: Any, lo: int, extent: int, count: int, index_dtype: DTypeLike, xp: Any, *, block: int = BLOCK) -> Any:
-    """Read what :func:`encode_bitmap` wrote.
+    """Decode a bitmap written by :func:`encode_bitmap`.
 
     Returns
     -------
     device array, shape (count,), or None
-        None unless ``bits`` has as many bits set, and none beyond ``extent``, which the host waits to hear.
+        None unless ``bits`` has ``count`` bits set, and none beyond ``extent``; checking this makes the host wait.
 
     Raises
     ------
     StreamError
-        If ``bits`` is of another length than ``extent`` takes or of another dtype, or the range leaves the dtype of indices.
+        If ``bits`` has the wrong length or dtype, or the range exceeds the dtype of indices.
     """
     index_dtype = np.dtype(index_dtype)
     _check_bytes(bits, extent)
@@ -74,23 +74,23 @@ def decode_bitmap(bits: Any, lo: int, extent: int, count: int, index_dtype: DTyp
 
 
 def encode_nonzero(dense: Any, xp: Any, *, block: int = BLOCK) -> tuple[Any, Any]:
-    """Which elements or rows of a dense array are not zero, as bits, and those.
+    """Encode the non-zero elements or rows of a dense array as a bitmap and their values.
 
     Parameters
     ----------
     dense : device array, shape (size,) or (size, width)
-        Of any dtype with items of 1, 2, 4, 8 or 16 bytes. An element is not zero if any of its bits is set, so -0.0 is not.
+        Of any dtype with items of 1, 2, 4, 8 or 16 bytes. An element counts as non-zero if any of its bits is set, so -0.0 does.
 
     Returns
     -------
     bits : device array of uint8, shape (ceil(size / 8),)
     values : device array, shape (n,) or (n, width)
-        How many travels to the host.
+        Their number is copied to the host.
 
-    Raises
+        Raises
     ------
     StreamError
-        If the array has gaps, or items of another size.
+        If the array is not contiguous, or has items of another size.
     """
     unsigned, width = as_bits(dense)
     octets = -(-len(dense) // 8)
@@ -103,17 +103,17 @@ def encode_nonzero(dense: Any, xp: Any, *, block: int = BLOCK) -> tuple[Any, Any
 
 
 def decode_nonzero(bits: Any, values: Any, size: int, xp: Any, *, block: int = BLOCK) -> Any:
-    """The dense array that :func:`encode_nonzero` was given.
+    """Decode the dense array that :func:`encode_nonzero` encoded.
 
     Returns
     -------
     device array, shape (size,) or (size, width), or None
-        None unless ``bits`` has as many bits set as there are values, and none beyond ``size``, which the host waits to hear.
+        None unless ``bits`` has as many bits set as there are values, and none beyond ``size``; checking this makes the host wait.
 
     Raises
     ------
     StreamError
-        As :func:`encode_nonzero`, and if ``bits`` is of another length or dtype.
+        As :func:`encode_nonzero`, and if ``bits`` has the wrong length or dtype.
     """
     _check_bytes(bits, size)
     unsigned, width = as_bits(values)
@@ -126,7 +126,7 @@ def decode_nonzero(bits: Any, values: Any, size: int, xp: Any, *, block: int = B
 
 
 def _starts(bits: Any, extent: int, count: int, xp: Any, block: int) -> Any:
-    """How many bits are set before each byte; None if all are not ``count``, or some lie beyond ``extent``."""
+    """Return the number of set bits before each byte; None unless ``count`` are set in total, and none beyond ``extent``."""
     counts = xp.empty(len(bits), np.int64)
     launch(_count_bits, len(bits), block, xp, bits, counts)
     starts, total = exclusive(counts, xp)

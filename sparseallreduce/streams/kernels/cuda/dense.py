@@ -1,4 +1,4 @@
-"""Values to and from places of a dense array: no two threads have one place, since indices are unique, so that nothing is atomic."""
+"""CUDA kernels that read and write values at positions of a dense array, without atomic operations, since indices are unique."""
 
 from __future__ import annotations
 
@@ -28,18 +28,17 @@ def scatter(indices: Any, values: Any, lo: int, op: Operator, dense: Any, xp: An
         Strictly increasing, each in ``[lo, lo + len(dense))``.
     values : device array, shape (n,) or (n, width)
     lo : int
-        The index that ``dense[0]`` stands for.
-    op : Operator
+        The index of ``dense[0]``. op : Operator
     dense : device array, shape (size,) or (size, width)
-        Changed in place; of the dtype of ``values``.
+        Modified in place; of the dtype of ``values``.
     xp : module
         NumPy or CuPy.
 
     Raises
     ------
     StreamError
-        Before anything is changed: if an index lies outside of ``dense``, which the host waits to hear, lengths, widths, dimensions or
-        dtypes do not fit together, or an array has gaps.
+        If an index is out of range (checking this makes the host wait), lengths, widths, dimensions or dtypes do not match, or an array is
+        not contiguous. Nothing has then been modified.
     """
     _check_places(indices, values, lo, dense, xp)
     combined = operator_of(op.ufunc, values.dtype)
@@ -66,7 +65,7 @@ def scatter_set(indices: Any, values: Any, lo: int, dense: Any, xp: Any, *, bloc
 
 
 def clear(indices: Any, dense: Any, xp: Any, *, block: int = BLOCK) -> None:
-    """Set a vector to zero at places that are known to be in range: the host waits for nothing, and a place outside is left out.
+    """Set elements of a vector to zero without making the host wait. Positions out of range are skipped.
 
     Parameters
     ----------
@@ -92,7 +91,7 @@ def _check_places(indices: Any, values: Any, lo: int, dense: Any, xp: Any) -> No
 
 @functools.cache
 def _scattering(combined: Any) -> Any:
-    """The kernel that scatters, for an operator."""
+    """Return the kernel that scatters with an operator."""
 
     @kernel
     def scatter_values(indices: Any, values: Any, lo: Any, width: Any, dense: Any) -> None:
@@ -100,7 +99,7 @@ def _scattering(combined: Any) -> Any:
         if i < values.shape[0]:
             entry = i // width
             place = U(indices[entry]) - lo
-            if place < U(dense.shape[0] // width):  # not outside, should the indices have changed since they were looked at
+            if place < U(dense.shape[0] // width):  # still checked, since the indices may have changed since
                 at = np.int64(place) * width + (i - entry * width)
                 dense[at] = combined(dense[at], values[i])
 
@@ -108,31 +107,28 @@ def _scattering(combined: Any) -> Any:
 
 
 def gather_present(dense: Any, lo: int, index_dtype: DTypeLike, xp: Any, *, run: int = RUN, block: int = BLOCK) -> tuple[Any, Any]:
-    """Find what is not zero in a dense array.
+    """Return the indices and values of the non-zero elements or rows of a dense array.
 
     Parameters
     ----------
     dense : device array, shape (size,) or (size, width)
-        Of any dtype that streams carry but bfloat16.
+        Of any dtype of streams except bfloat16.
     lo : int
-        The index that ``dense[0]`` stands for.
-    index_dtype : {uint32, uint64}
-        It must hold ``lo + size - 1``.
+        The index of ``dense[0]``. index_dtype : {uint32, uint64} It must hold ``lo + size - 1``.
     xp : module
         NumPy or CuPy.
 
     Returns
     -------
     indices : device array, shape (n,)
-        ``lo`` plus the positions of the elements that are not zero, or of the rows that have such an element. NaN is not zero, and
-        -0.0 is.
+        ``lo`` plus the positions of the non-zero elements, or of the rows that have one. NaN counts as non-zero, -0.0 as zero.
     values : device array, shape (n,) or (n, width)
-        A copy of what is there. How many travels to the host.
+        A copy of the elements or rows at these positions. Their number is copied to the host.
 
     Raises
     ------
     StreamError
-        If ``dense`` has gaps or more than two dimensions.
+        If ``dense`` is not contiguous or has more than two dimensions.
     """
     if dense.ndim not in (1, 2):
         raise StreamError(f"a dense array has one dimension, or two if it is of rows, not {dense.ndim}")

@@ -1,4 +1,4 @@
-"""Approximate top-k by buckets: the chances, the hashes and the bits of the CPU's (thesis sections 2.4.1 and 4.3.3)."""
+"""Approximate top-k by buckets on a GPU, with the probabilities and random bits of the CPU (thesis sections 2.4.1 and 4.3.3)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _product = product_of(np.dtype(np.float64))
 
 
 class _Chances(NamedTuple):
-    """What makes chances of the magnitudes of each bucket: ``(magnitude * unit + shift) * scale``, in the dtype of the values."""
+    """Parameters of each bucket that turn magnitudes into probabilities: ``(magnitude * unit + shift) * scale``."""
 
     unit: Any
     shift: Any
@@ -46,30 +46,30 @@ def draw(
     run: int = RUN,
     block: int = BLOCK,
 ) -> tuple[Any, Any]:
-    """Add two arrays, and draw values of each bucket by chances that grow with their magnitudes.
+    """Add two arrays, and draw values of each bucket with probabilities that grow with their magnitudes.
 
     Parameters
     ----------
     accumulator : device array of float32 or float64, shape (N,)
-        Increased by ``gradient``, if there is one; with ``clear``, zero afterwards where a value was drawn.
+        The gradient is added to it; with ``clear``, drawn values are set to zero.
     gradient : device array of the same shape and dtype, or None
     index_dtype : {uint32, uint64}
     xp : module
         NumPy or CuPy.
     bucket : int
-        Values in a bucket, at least 1; the last may be shorter. Eight threads add up a bucket, so that one of a whole vector is slow.
+        Values in a bucket, at least 1; the last may be shorter. Eight threads sum a bucket, so a bucket of a whole vector is slow.
     share, at_most, fixed, seed, clear
         As for ``streams.kernels.selection.draw``.
 
     Returns
     -------
     indices, values : device arrays, shape (n,)
-        In increasing order. How many travels to the host.
+        In increasing order. Their number is copied to the host.
 
     Raises
     ------
     StreamError
-        For arrays of other dtypes or dimensions, or with gaps, and for an empty bucket.
+        For arrays of other dtypes or dimensions or that are not contiguous, and for an empty bucket.
     """
     check_selected(accumulator, gradient)
     if bucket < 1:
@@ -100,7 +100,7 @@ def _lengths(size: int, bucket: int, xp: Any) -> Any:
 
 
 def _chances(accumulator: Any, gradient: Any | None, bucket: int, share: float, at_most: bool, xp: Any, block: int) -> _Chances:
-    """One operation on arrays after the other, so that the compiler of CUDA does not make one of a product and a sum."""
+    """Compute the parameters by separate operations on whole arrays, since the CUDA compiler would fuse products and sums."""
     norm, largest = add_and_sum_buckets(accumulator, gradient, bucket, xp, block=block)
     lengths = _lengths(len(accumulator), bucket, xp).astype(np.float64)
     with np.errstate(all="ignore"):
@@ -120,7 +120,7 @@ def _chances(accumulator: Any, gradient: Any | None, bucket: int, share: float, 
 
 @kernel
 def _sum_lifted(array: Any, bucket: Any, units: Any, norms: Any) -> None:
-    """The sum of the magnitudes times the unit, where the sum itself overflows."""
+    """Sum the scaled magnitudes of buckets whose plain sum overflows."""
     row = cuda.grid(1)
     if row < norms.shape[0] and not norms[row] < np.inf:
         total = 0.0
@@ -133,13 +133,13 @@ def _sum_lifted(array: Any, bucket: Any, units: Any, norms: Any) -> None:
 
 @device
 def _hash_of_group(seed: Any, start: Any, within: Any) -> Any:
-    """Of the 64 values, counted from the start of a bucket, among which one lies."""
+    """Return the hash shared by a group of 64 values of a bucket."""
     return split_mix(seed + U(start + (within & ~63)))
 
 
 @device
 def _drawn_number(hashed: Any, within: Any) -> Any:
-    """24 bits for a value, of the hash of its group and its place there; 32 bits are reckoned with at a time."""
+    """Return 24 random bits for a value, from the hash of its group and its position there, computed in 32-bit arithmetic."""
     number = (U(within & 63) + (hashed & _LOW)) & _LOW
     number = ((number ^ (number >> U(16))) * _FIRST) & _LOW
     number = ((number ^ (number >> U(15))) + (hashed >> U(32))) & _LOW
@@ -149,13 +149,13 @@ def _drawn_number(hashed: Any, within: Any) -> Any:
 
 @functools.cache
 def _drawing(dtype: np.dtype[Any]) -> tuple[Any, Any]:
-    """The kernels that count and place what is drawn of values of a dtype."""
+    """Return the kernels that count and place drawn values of a dtype."""
     real, product = dtype.type, product_of(dtype)
     step = real(2.0**-24)
 
     @device
     def is_drawn(value: Any, unit: Any, shift: Any, scale: Any, number: Any) -> Any:
-        """NaN is drawn."""
+        """Return whether a value is drawn; NaN is."""
         return not (real(number) * step >= (product(abs(value), unit) + shift) * scale)
 
     @kernel
@@ -184,7 +184,7 @@ def _drawing(dtype: np.dtype[Any]) -> tuple[Any, Any]:
             start, first = row * bucket, (thread - row * runs) * run
             drawn = before[row, thread - row * runs]
             others, kept = first - drawn, wanted[row]
-            filled = larger(kept - all_drawn[row], 0)  # zeros, at the first places that were not drawn
+            filled = larger(kept - all_drawn[row], 0)  # zeros at the first undrawn positions
             at = starts[row] + smaller(drawn, kept) + smaller(others, filled)
             for within in range(first, smaller(smaller(first + run, bucket), array.shape[0] - start)):
                 i = start + within

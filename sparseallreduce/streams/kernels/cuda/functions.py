@@ -1,6 +1,6 @@
-"""The functions of :mod:`sparseallreduce.streams.kernels` for arrays on a device: their names, arguments and results, made by CUDA kernels.
+"""The functions of :mod:`sparseallreduce.streams.kernels` for device arrays, with the same names, arguments and results.
 
-Outputs that a caller hands over are filled by a copy of what a kernel has made, whose length was not known before.
+Outputs passed by the caller are filled with a copy of the kernel's result, whose length is not known in advance.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def norms_of(accumulator: Any, gradient: Any | None) -> tuple[float, float]:
 
 
 def moments(accumulator: Any, gradient: Any | None) -> tuple[float, float]:
-    """As reductions of whole arrays, in the order of the array module: not the last bits of the CPU's."""
+    """Sum by reductions of whole arrays in the order of the array module, which may round differently from the CPU."""
     xp = array_module(accumulator)
     with np.errstate(all="ignore"):
         if gradient is not None:

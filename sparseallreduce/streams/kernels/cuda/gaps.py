@@ -1,8 +1,8 @@
-"""Sorted index sets as the gaps between them, with the bytes of the CPU's; the format is in ``streams.kernels.reference.gaps``.
+"""CUDA kernels for gaps between sorted indices, in the format of the CPU, described in ``streams.kernels.reference.gaps``.
 
-Encoding looks for the parameters of all blocks at once, a thread for each candidate; what blocks take and where they begin follows from
-prefix sums, and each byte has a thread that works out what is in it. Decoding first goes from header to header, which one thread does,
-since where a block begins stands in those before it; all else has a thread for each byte or index.
+Encoding evaluates the parameters of all blocks in parallel, with a thread for each candidate. Prefix sums give the sizes and positions of
+blocks, and each output byte has a thread that computes it. For decoding, one thread first walks from header to header, since the position
+of a block depends on the headers before it; everything else has a thread for each byte or index.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CANDIDATES = GAPS_LOW + 1  # numbers of low bits
 
 
 class _Sections(NamedTuple):
-    """What the parts of each block take in bytes, and what is found in them; int64 arrays of a row, or a number, a block."""
+    """Sizes in bytes of the parts of each block, and what they contain; int64 arrays with a row or number for each block."""
 
     lows: Any
     octets: Any  # of the high parts
@@ -35,26 +35,24 @@ class _Sections(NamedTuple):
 
 
 def encode_gaps(indices: Any, lo: int, xp: Any, *, block: int = BLOCK) -> Any:
-    """A sorted index set as the gaps between indices, in blocks that each have the parameter of a Rice code that suits them.
+    """Encode a sorted index set as the gaps between indices, in blocks of Rice codes with a parameter for each block.
 
     Parameters
     ----------
     indices : device array of uint32 or uint64, shape (n,)
         Strictly increasing.
     lo : int
-        From where the first gap is counted.
-    xp : module
-        NumPy or CuPy.
+        Start of the first gap. xp : module NumPy or CuPy.
 
     Returns
     -------
     device array of uint8
-        How long it is travels to the host.
+        Its length is copied to the host.
 
     Raises
     ------
     StreamError
-        If the indices do not increase or begin below ``lo``, or are no contiguous vector of these dtypes.
+        If indices are not increasing or less than ``lo``, or not a contiguous vector of these dtypes.
     """
     if indices.ndim != 1 or indices.dtype not in (np.uint32, np.uint64) or not indices.flags.c_contiguous:
         raise StreamError(f"indices are a contiguous vector of uint32 or uint64, not {indices.dtype} of shape {indices.shape}")
@@ -81,27 +79,26 @@ def encode_gaps(indices: Any, lo: int, xp: Any, *, block: int = BLOCK) -> Any:
 
 
 def decode_gaps(octets: Any, lo: int, hi: int, count: int, index_dtype: DTypeLike, xp: Any, *, block: int = BLOCK) -> Any:
-    """Read what :func:`encode_gaps` wrote.
+    """Decode an index set written by :func:`encode_gaps`.
 
     Parameters
     ----------
     octets : device array of uint8
-        Exactly the bytes written, or any others.
+        The bytes written; any other bytes are safe, too.
     lo, hi : int
         The range of the indices.
     count : int
-        How many there are.
-    index_dtype : {uint32, uint64}
+        Number of indices. index_dtype : {uint32, uint64}
 
     Returns
     -------
     device array, shape (count,), or None
-        None unless the bytes are those of so many strictly increasing indices in ``[lo, hi)``. Twice three numbers travel to the host.
+        None unless the bytes encode ``count`` strictly increasing indices in ``[lo, hi)``. Three numbers are copied to the host, twice.
 
     Raises
     ------
     StreamError
-        If ``octets`` is no contiguous vector of bytes.
+        If ``octets`` is not a contiguous vector of bytes.
     """
     if octets.ndim != 1 or octets.dtype != np.uint8 or not octets.flags.c_contiguous:
         raise StreamError(f"gaps are read from a contiguous vector of uint8, not {octets.dtype} of shape {octets.shape}")
@@ -127,7 +124,7 @@ def decode_gaps(octets: Any, lo: int, hi: int, count: int, index_dtype: DTypeLik
 
 
 def _parameters(table: Any, lengths: Any, xp: Any, block: int) -> tuple[Any, Any]:
-    """How many low bits of the gaps of each block are written as they are, and how many bits the high part of an exception takes."""
+    """Return the number of low bits of each block that are written verbatim, and the bits of an exception's high part."""
     blocks = len(table)
     begins, longest = xp.empty(blocks, np.int64), xp.empty(blocks, np.int64)
     total = table.sum(axis=1, dtype=np.uint64) + (lengths - 1).astype(np.uint64)
@@ -155,7 +152,7 @@ def _sections(table: Any, lengths: Any, low: Any, width: Any, xp: Any) -> _Secti
 
 
 def _ones(octets: Any, count: int, headers: Any, octet_starts: Any, high_octets: int, xp: Any, block: int) -> tuple[Any, Any]:
-    """The bits at which the high parts of all gaps end, and whether a block has not as many as gaps."""
+    """Return the bit positions at which the high parts of all gaps end, and whether the number of a block is wrong."""
     blocks = len(headers)
     counts = xp.empty(high_octets, np.int64)
     launch(_count_ones, high_octets, block, xp, octets, headers, octet_starts, counts)
@@ -179,7 +176,7 @@ def _bit_length(number: Any) -> Any:
 
 @device
 def _row_bound(table: Any, row: Any, value: Any) -> Any:
-    """The first place of a row that increases that holds at least ``value``."""
+    """Return the first position of an increasing row whose value is at least ``value``."""
     lo, hi = 0, table.shape[1]
     while lo < hi:
         middle = (lo + hi) // 2
@@ -200,7 +197,7 @@ def _begin(highest: Any, means: Any, begins: Any, longest: Any) -> None:
 
 @kernel
 def _cost(table: Any, lengths: Any, begins: Any, longest: Any, costs: Any) -> None:
-    """The bits of a block without its header, for each number of low bits that may be looked at."""
+    """Compute the size of a block in bits, without its header, for each candidate number of low bits."""
     thread = cuda.grid(1)
     row = thread // CANDIDATES
     if row < table.shape[0]:
@@ -237,7 +234,7 @@ def _write_byte(
     table: Any, lengths: Any, low: Any, width: Any, starts: Any,
     lows: Any, octets: Any, extra: Any, exceptions: Any, ends: Any, ranks: Any, out: Any,
 ) -> None:  # fmt: skip
-    """Each thread finds in which block and part its byte is, and puts its bits together."""
+    """Compute one output byte: find its block and part, and assemble its bits."""
     thread = cuda.grid(1)
     if thread < out.shape[0]:
         row = lower_bound(starts, 0, starts.shape[0], thread + 1) - 1
@@ -281,7 +278,7 @@ def _write_byte(
 
 @kernel
 def _walk(octets: Any, count: Any, headers: Any, octet_starts: Any, exception_starts: Any, end: Any) -> None:
-    """One thread goes from header to header; where one cannot be right, it ends before the bytes do, or says -1."""
+    """Walk from header to header in one thread; stop early, or store -1, at an invalid header."""
     if cuda.grid(1) == 0:
         at, length = 0, octets.shape[0]
         for row in range(headers.shape[0]):
@@ -350,7 +347,7 @@ def _read_exception(octets: Any, count: Any, headers: Any, exception_starts: Any
 
 @kernel
 def _read_gap(octets: Any, headers: Any, ones: Any, added: Any, steps: Any) -> None:
-    """One more than each gap."""
+    """Write each gap plus one."""
     i = cuda.grid(1)
     if i < steps.shape[0]:
         row = i // GAPS_BLOCK

@@ -1,4 +1,4 @@
-"""How kernels are declared and started, and the prefix sums between counting and placing."""
+"""Declare and launch CUDA kernels, and compute prefix sums of counts."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ RUN = 16  # neighbouring elements that one thread counts and places
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """Decorate a kernel: compiled for the device at its first launch, for the types that it is given."""
+    """Decorate a kernel, which is compiled for the device at its first launch with given types."""
     return cuda.jit(function)
 
 
 def device(function: Callable[..., Any]) -> Any:
-    """Decorate what only kernels call. It must not use ``cuda`` itself, which numba's simulator would not follow from file to file."""
+    """Decorate a function that only kernels call. It must not use ``cuda`` itself, which numba's simulator cannot resolve across files."""
     return cuda.jit(device=True)(function)
 
 
 def threads_for(count: int, run: int) -> int:
-    """How many threads treat ``count`` elements if each takes a run of them."""
+    """Return the number of threads for ``count`` elements if each processes ``run`` of them."""
     return -(-count // run)
 
 
 def launch(function: Any, threads: int, block: int, xp: Any, *arguments: Any) -> None:
-    """Start at least so many threads in blocks of ``block``, on the current stream of CuPy; none at all for no threads.
+    """Launch at least ``threads`` threads in blocks of ``block`` on CuPy's current stream; nothing is launched for no threads.
 
-    Arguments are handed over as they are: numba would otherwise wait for the stream on which an array was made, at each launch.
+    Arrays are passed without numba's stream synchronisation, which would wait at each launch for the stream on which an array was created.
 
     Raises
     ------
     StreamError
-        If ``xp`` is NumPy and numba does not simulate.
+        If ``xp`` is NumPy and numba's simulator is off.
     """
     if threads <= 0:
         return
@@ -63,7 +63,7 @@ def _is_array(argument: Any) -> bool:
 
 
 class _HostView:
-    """What the simulator's device memory is to NumPy, for as long as a view of it lives."""
+    """Exposes the simulator's device memory to NumPy, for as long as a view of it exists."""
 
     def __init__(self, array: Any) -> None:
         self._array = array
@@ -75,7 +75,7 @@ def _on_host(array: Any) -> Any:
 
 
 def exclusive(counts: Any, xp: Any) -> tuple[Any, Any]:
-    """What comes before each count, and what all come to: int64 arrays of shapes (n,) and (1,), both on the device."""
+    """Return the exclusive prefix sums of counts, and their total: device arrays of int64 of shapes (n,) and (1,)."""
     if not len(counts):
         return xp.zeros(0, np.int64), xp.zeros(1, np.int64)
     ends = xp.cumsum(counts, dtype=np.int64)

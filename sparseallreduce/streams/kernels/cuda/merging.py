@@ -1,9 +1,9 @@
-"""Merges of sorted streams by merge path, and sums of many streams as a tree, with the bits of the CPU's.
+"""CUDA merges of sorted streams by merge path, and sums of many streams as a tree, bitwise identical to the CPU's.
 
-A merge has three steps. Every thread finds where its diagonal of the two index sets begins, and counts the outputs of so many steps
-along it. Prefix sums of the counts say where each thread writes. The same steps are then taken again, and written. Where both sets
-hold an index, its entry in the first comes first on the path, so that whose thread takes that one writes the sum, and whose thread
-takes the other finds its equal just before, and writes nothing.
+A merge has three steps. Every thread finds the start of its diagonal in the two index sets, and counts the outputs of a fixed number of
+steps along it. Prefix sums of the counts give each thread's output position. The threads then repeat the steps and write. The path visits
+the entry of the first set before an equal one of the second: the thread that visits the former writes the combined value, and the thread
+that visits the latter finds its equal just before, and writes nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Entries = tuple[Any, Any]  # indices and values, arrays on the device
 
 
 class Loose(NamedTuple):
-    """Entries of which the host does not know how many there are: no more than there is room for. Values behind them are zero."""
+    """Entries whose number is known only on the device; it is at most the length of the arrays. Values beyond it are zero."""
 
     indices: Any  # device arrays, of which the first ``length[0]`` count
     values: Any
@@ -36,7 +36,7 @@ class Loose(NamedTuple):
 
 
 def merge(ia: Any, va: Any, ib: Any, vb: Any, op: Operator, xp: Any, *, run: int = RUN, block: int = BLOCK) -> Entries:
-    """The union of two sorted index sets and their values.
+    """Return the union of two sorted index sets with their values.
 
     Parameters
     ----------
@@ -45,34 +45,33 @@ def merge(ia: Any, va: Any, ib: Any, vb: Any, op: Operator, xp: Any, *, run: int
     va, vb : device arrays, shapes (m,) and (n,), or (m, width) and (n, width)
         Of one dtype.
     op : Operator
-        Where both hold an index, the value is ``op.ufunc(va, vb)``; else a bit-exact copy of the one.
+        For an index in both sets the value is ``op.ufunc(va, vb)``, otherwise a bit-exact copy of the one.
     xp : module
-        NumPy or CuPy, whose arrays they are.
-    run, block : int
-        Steps of a thread, and threads of a block. No result depends on them.
+        NumPy or CuPy, the module of the arrays. run, block : int
+            Steps of a thread, and threads of a block. Results do not depend on them.
 
     Returns
     -------
     indices, values : device arrays
-        As long as the union, whose length travels to the host.
+        The entries of the union, whose number is copied to the host.
 
     Raises
     ------
     StreamError
-        If lengths, widths, dimensions or dtypes do not fit together, or an array has gaps.
+        If lengths, widths, dimensions or dtypes do not match, or an array is not contiguous.
     """
     return _merge_pairs([((ia, va), (ib, vb))], op, xp, run, block)[0]
 
 
 def merge_many(streams: Sequence[Entries], op: Operator, xp: Any, *, run: int = RUN, block: int = BLOCK) -> Entries:
-    """The union of at least one stream, as the balanced tree in the order given that the CPU sums by (``streams.reduction.Tree``).
+    """Return the union of one or more streams, in the CPU's balanced tree (``streams.reduction.Tree``).
 
-    All merges of a level are counted before any is written, so that lengths travel to the host once a level.
+    All merges of a level are counted before any is written, so that lengths are copied to the host once per level.
 
     Raises
     ------
     StreamError
-        As :func:`merge`, and for no stream at all.
+        As :func:`merge`, and if there are no streams.
     """
     if not streams:
         raise StreamError("no streams were given, and there is nothing to sum")
@@ -84,9 +83,9 @@ def merge_many(streams: Sequence[Entries], op: Operator, xp: Any, *, run: int = 
 
 
 def loosely(first: Entries | Loose, second: Entries | Loose, op: Operator, xp: Any, *, run: int = RUN, block: int = BLOCK) -> Loose | None:
-    """The union of two streams, as :func:`merge` makes it, for the length of which the host does not wait.
+    """Return the union of two streams, as :func:`merge`, without making the host wait for its length.
 
-    Takes what it returned, and thus makes sums of many. None for operators that are made of whole arrays, which need the length.
+    Operands may be earlier results of this function. Return None for operators that are evaluated on whole arrays, which need the length.
     """
     (ia, va), (ib, vb) = first[:2], second[:2]
     if operator_of(op.ufunc, va.dtype) is None:
@@ -99,7 +98,7 @@ def loosely(first: Entries | Loose, second: Entries | Loose, op: Operator, xp: A
 
 
 def _lengths(ia: Any, ib: Any, held: Sequence[Any], begins: Any) -> tuple[Any, Any, Any, Any]:
-    """For each of two streams its length, or -1, and where the device has it otherwise."""
+    """Return for each of two streams its length, or -1, and the device array that otherwise holds it."""
     known = held or (None, None)
     pairs = [(len(indices), begins) if length is None else (-1, length) for indices, length in zip((ia, ib), known)]
     return (*pairs[0], *pairs[1])
@@ -125,7 +124,7 @@ def _merge_pairs(pairs: Sequence[tuple[Entries, Entries]], op: Operator, xp: Any
 
 
 def _counted(ia: Any, ib: Any, xp: Any, run: int, block: int, held: Sequence[Any] = ()) -> tuple[Any, Any, Any]:
-    """Where each thread begins in the first set, and in the outputs, and the number of outputs."""
+    """Return each thread's start in the first set and in the outputs, and the number of outputs."""
     threads = threads_for(len(ia) + len(ib), run)
     begins, counts = xp.empty(threads, np.int64), xp.empty(threads, np.int64)
     launch(_count, threads, block, xp, ia, ib, *_lengths(ia, ib, held, begins), run, begins, counts)
@@ -152,7 +151,7 @@ def _written(
 
 
 def _fill_shared(first: Entries, second: Entries, op: Operator, values: Any, xp: Any) -> None:
-    """What the operator makes of whole arrays, at the places where indices meet."""
+    """Apply the operator to whole arrays at the shared indices."""
     (ia, va), (ib, vb) = first, second
     places = xp.searchsorted(ib, ia)
     meets = ib[xp.minimum(places, len(ib) - 1)] == ia
@@ -169,7 +168,7 @@ def _fill_shared(first: Entries, second: Entries, op: Operator, values: Any, xp:
 
 @device
 def _path(ia: Any, m: Any, ib: Any, n: Any, diagonal: Any) -> Any:
-    """How many of the first so many entries of the merged order come from the first set, of ``m``; the second has ``n``."""
+    """Return how many of the first ``diagonal`` merged entries come from the first set, of length ``m``; the second has ``n``."""
     lo, hi = larger(0, diagonal - n), smaller(diagonal, m)
     while lo < hi:
         middle = (lo + hi) // 2
@@ -206,7 +205,7 @@ def _count(ia: Any, ib: Any, m: Any, m_held: Any, n: Any, n_held: Any, run: Any,
 
 @functools.cache
 def _writing(combined: Any) -> Any:
-    """The kernel that writes a merge, for an operator."""
+    """Return the kernel that writes a merge with an operator."""
 
     @kernel
     def write(
@@ -223,7 +222,7 @@ def _writing(combined: Any) -> Any:
             i, at = begins[thread], starts[thread]
             j = thread * run - i
             end = smaller((thread + 1) * run, m + n)
-            while i + j < end and at < room:  # there is room for all unless the indices have changed since they were counted
+            while i + j < end and at < room:  # room suffices unless the indices have changed since the count
                 if j >= n or (i < m and ia[i] <= ib[j]):
                     iout[at] = ia[i]
                     both = j < n and ia[i] == ib[j]

@@ -1,4 +1,4 @@
-"""MSTopK on the device: all its searches answered by the key of rank k + 1, which histograms find (CommLib section 3.1)."""
+"""MSTopK on the device: the key of rank k + 1, found by histograms, answers all of its searches (CommLib section 3.1)."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def mstopk(
     run: int = RUN,
     block: int = BLOCK,
 ) -> tuple[Any, Any]:
-    """All values above the upper one of two thresholds, and a random run of those between the two, together k.
+    """Select all values above the upper of two thresholds, and a random run of those between the two, together k.
 
     Parameters
     ----------
     accumulator : device array of float32 or float64, shape (N,)
-        Increased by ``gradient``, if there is one; with ``clear``, zero afterwards where a value was chosen.
+        The gradient is added to it; with ``clear``, selected values are set to zero.
     gradient : device array of the same shape and dtype, or None
     k : int
         From 0 to N.
@@ -48,19 +48,19 @@ def mstopk(
     searches, seed : int
         As for ``streams.selection.MSTopK``.
     step : int
-        The number of selections before this one.
+        Number of previous selections.
 
     Returns
     -------
     indices, values : device arrays, shape (k,)
-        In increasing order. With the mean that the CPU finds, they are those of the CPU; the mean here may differ by rounding in
-        float64 (:func:`~sparseallreduce.streams.kernels.cuda.norms.mean_and_largest`), and with it which of nearly equal magnitudes
-        are chosen. Three times, a few numbers travel to the host.
+        In increasing order. They equal those of the CPU if the mean does; it may differ by rounding in float64
+        (:func:`~sparseallreduce.streams.kernels.cuda.norms.mean_and_largest`), which may change the choice among nearly equal magnitudes. A
+        few numbers are copied to the host, three times.
 
     Raises
     ------
     StreamError
-        For arrays of other dtypes or dimensions, or with gaps, and if k is out of range.
+        For arrays of other dtypes or dimensions or that are not contiguous, and if k is out of range.
     """
     check_selected(accumulator, gradient)
     if not 0 <= k <= len(accumulator):
@@ -88,14 +88,14 @@ def choose_between(
     run: int = RUN,
     block: int = BLOCK,
 ) -> Any:
-    """The places of all magnitudes from the upper threshold on, and of a random run of those from the lower one on, together k.
+    """Return the positions of all magnitudes from the upper threshold on, and of a random run of those from the lower one on, together k.
 
     Parameters
     ----------
     measures : (float, float)
         Mean and maximum of the magnitudes, between which the thresholds are searched.
     seeds : (int, int)
-        Of the run, and the number of selections before.
+        Seed of the random run, and number of previous selections.
     """
     beyond = -math.inf
     if len(accumulator) > k:

@@ -1,4 +1,4 @@
-"""Sums of magnitudes, and the largest of them: of every bucket in the CPU's order, and of a whole vector as a tree."""
+"""Sums and maxima of magnitudes on a GPU: of each bucket in the CPU's order, and of a whole vector as a tree."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from sparseallreduce.streams.kernels.cuda.launching import BLOCK, RUN, kernel, l
 
 __all__ = ["LANES", "add_and_sum_buckets", "mean_and_largest", "sum_and_largest"]
 
-LANES = 8  # sums of a bucket that are added up at last, as the CPU has them
+LANES = 8  # partial sums of a bucket, as on the CPU
 _product = product_of(np.dtype(np.float64))
 
 
 def add_and_sum_buckets(accumulator: Any, gradient: Any | None, bucket: int, xp: Any, *, block: int = BLOCK) -> tuple[Any, Any]:
-    """Add the gradient, if there is one, and find sum and maximum of the magnitudes of each bucket, what is not finite as zeros.
+    """Add the gradient, if given, and return sum and maximum of the magnitudes of each bucket; non-finite values count as zeros.
 
     Returns
     -------
     sums, largest : device arrays of float64, shape (buckets,)
-        Eight threads add up a bucket, each every eighth value, in the order and with the bits of the CPU.
+        Eight threads sum a bucket, each every eighth value, in the CPU's order and bitwise identical to it.
     """
     buckets = threads_for(len(accumulator), bucket)
     sums, largest = xp.empty((buckets, LANES)), xp.empty((buckets, LANES))
@@ -36,10 +36,10 @@ def add_and_sum_buckets(accumulator: Any, gradient: Any | None, bucket: int, xp:
 
 
 def mean_and_largest(accumulator: Any, gradient: Any | None, xp: Any, *, run: int = RUN, block: int = BLOCK) -> tuple[float, float]:
-    """Add the gradient, if there is one, and find mean and maximum of the magnitudes; what is not finite counts as zero.
+    """Add the gradient, if given, and return mean and maximum of the magnitudes; non-finite values count as zeros.
 
-    The CPU adds up in eight lanes from one end to the other, which would leave a GPU to eight threads. Here runs are added up, and their
-    sums as a binary tree, so that the mean differs from the CPU's by rounding in float64. It depends on ``run``, and on nothing else.
+    The CPU's eight sequential lanes would leave a GPU only eight threads. Here runs are summed, and their sums added as a binary tree, so
+    the mean may differ from the CPU's by rounding in float64. It depends only on the values and ``run``.
     """
     size = max(1, len(accumulator))
     total, largest = _sum_runs(accumulator, gradient, 1.0, xp, run, block)
@@ -51,7 +51,7 @@ def mean_and_largest(accumulator: Any, gradient: Any | None, xp: Any, *, run: in
 
 
 def sum_and_largest(accumulator: Any, gradient: Any | None, xp: Any, *, run: int = RUN, block: int = BLOCK) -> tuple[float, float]:
-    """Add the gradient, if there is one, and find sum and maximum of the magnitudes, as :func:`mean_and_largest` finds the mean."""
+    """Add the gradient, if given, and return sum and maximum of the magnitudes, computed as in :func:`mean_and_largest`."""
     return _sum_runs(accumulator, gradient, 1.0, xp, run, block)
 
 
@@ -71,7 +71,7 @@ def _sum_runs(accumulator: Any, gradient: Any | None, unit: float, xp: Any, run:
 
 
 def _added(accumulator: Any, gradient: Any | None) -> tuple[Any, ...]:
-    """What kernels are given of an array and one that is added to it, with the mask of magnitudes and the bits of infinity."""
+    """Return the kernel arguments for an array and the one added to it, with the mask of magnitudes and the bits of infinity."""
     bits = magnitude.bits_of(accumulator)
     limits = np.int64(magnitude.mask(bits.dtype)), np.int64(magnitude.nan(bits.dtype) - 1)
     return accumulator, bits, accumulator if gradient is None else gradient, gradient is not None, *limits
@@ -82,7 +82,7 @@ def _sum_strides(
     accumulator: Any, bits: Any, gradient: Any, add: Any, mask: Any, infinity: Any,
     bucket: Any, lanes: Any, unit: Any, sums: Any, largest: Any,
 ) -> None:  # fmt: skip
-    """Each thread adds up every ``lanes``-th magnitude of a bucket."""
+    """Sum every ``lanes``-th magnitude of a bucket in each thread."""
     thread = cuda.grid(1)
     if thread < sums.shape[0] * lanes:
         row = thread // lanes

@@ -1,4 +1,4 @@
-"""Indices in a row: whether they increase, what two sets share, and the values of equal ones combined."""
+"""CUDA versions of the checks of index order, the intersection of sets, and the combination of duplicates."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ __all__ = ["contained", "first_violation", "marked", "shared", "sum_duplicates",
 
 
 def first_violation(indices: Any, size: int, xp: Any) -> int:
-    """The position of the first index that does not exceed its predecessor or is not below ``size``; -1 if there is none.
+    """Return the position of the first index that is not larger than its predecessor or not below ``size``, or -1.
 
     Parameters
     ----------
     indices : device array of uint32 or uint64, shape (n,)
     size : int
     xp : module
-        NumPy or CuPy. Two numbers travel to the host, together.
+        NumPy or CuPy. Two numbers are copied to the host, in one transfer.
 
     Raises
     ------
     StreamError
-        If ``indices`` is no contiguous vector of these dtypes.
+        If ``indices`` is not a contiguous vector of these dtypes.
     """
     _check(indices)
     if not len(indices):
@@ -43,7 +43,7 @@ def first_violation(indices: Any, size: int, xp: Any) -> int:
 
 
 def violation_and_nonzeros(indices: Any, values: Any, size: int, xp: Any) -> tuple[bool, int]:
-    """Whether there is a violation, or as many values as indices are missing, and how many values are not zero: one copy to the host."""
+    """Return whether indices and values are invalid, and the number of non-zero values, in one transfer to the host."""
     _check(indices)
     if len(indices) != len(values) or values.ndim != 1:
         return True, 0
@@ -62,7 +62,7 @@ def _violations(indices: Any, size: int, xp: Any) -> Any:
 
 
 def shared(ia: Any, ib: Any, xp: Any) -> tuple[Any, Any]:
-    """Where the indices that two sorted sets share lie in either: device arrays of uint64."""
+    """Return the positions of shared indices in two sorted sets, as device arrays of uint64."""
     _check(ia)
     _check(ib)
     if ia.dtype != ib.dtype:
@@ -75,7 +75,7 @@ def shared(ia: Any, ib: Any, xp: Any) -> tuple[Any, Any]:
 
 
 def contained(ia: Any, ib: Any, xp: Any) -> Any:
-    """For each of some indices, in any order, whether a sorted set holds it: a device array of bool; the host waits for nothing."""
+    """Return a device mask of which indices, in any order, a sorted set contains, without making the host wait."""
     _check(ib)
     if not len(ib):
         return xp.zeros(len(ia), np.bool_)
@@ -83,7 +83,7 @@ def contained(ia: Any, ib: Any, xp: Any) -> Any:
 
 
 def marked(flags: Any, count: int, xp: Any, *, block: int = BLOCK) -> Any:
-    """The places of marks in a device array of bool, of which the caller knows how many there are: uint64, in increasing order."""
+    """Return the positions of the ``count`` True values in a device mask, as uint64 in increasing order."""
     places = xp.empty(count, np.uint64)
     launch(_place_marked, len(flags), block, xp, flags, xp.cumsum(flags, dtype=np.int64), places)
     return places
@@ -97,7 +97,7 @@ def _place_marked(flags: Any, ends: Any, places: Any) -> None:
 
 
 def sum_duplicates(indices: Any, values: Any, op: Operator, xp: Any, *, block: int = BLOCK) -> tuple[Any, Any]:
-    """Combine the values of equal neighbouring indices, in order of appearance: a thread for each index and column.
+    """Combine the values of equal neighbouring indices, in order of appearance, with a thread for each index and column.
 
     Parameters
     ----------
@@ -111,12 +111,12 @@ def sum_duplicates(indices: Any, values: Any, op: Operator, xp: Any, *, block: i
     Returns
     -------
     indices, values : device arrays, shapes (m,), and (m,) or (m, width)
-        How many travels to the host.
+        Their number is copied to the host.
 
-    Raises
+        Raises
     ------
     StreamError
-        If there are not as many values as indices, or an array has gaps.
+        If the numbers of values and indices differ, or an array is not contiguous.
     """
     _check(indices)
     if len(values) != len(indices) or not values.flags.c_contiguous:
@@ -149,7 +149,7 @@ def _check(indices: Any) -> None:
 
 @functools.cache
 def _combining(combined: Any) -> Any:
-    """The kernel that combines equal indices, for an operator."""
+    """Return the kernel that combines equal indices with an operator."""
 
     @kernel
     def combine_runs(values: Any, starts: Any, ends: Any, width: Any, out: Any) -> None:

@@ -1,4 +1,4 @@
-"""Where bounds of index ranges cut a sorted index set."""
+"""Locate bounds of index ranges in a sorted index set on a GPU."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ __all__ = ["cuts"]
 
 
 def cuts(indices: Any, bounds: Sequence[int], lo: int, hi: int, xp: Any) -> list[int]:
-    """The places at which bounds cut sorted indices, as ``streams.partition`` finds them, in one transfer to the host.
+    """Return the positions at which bounds cut sorted indices, like the CPU's ``cuts``, in one transfer to the host.
 
     Parameters
     ----------
     indices : device array of uint32 or uint64, shape (n,)
         Strictly increasing, in ``[lo, hi)``.
     bounds : sequence of int
-        Increasing or not; what is not between ``lo`` and ``hi`` cuts at an end. The last may be one more than the dtype can hold.
+        In any order. Bounds outside of ``[lo, hi]`` cut at an end. The last may exceed the dtype by one.
     xp : module
         NumPy or CuPy.
 
     Returns
     -------
     list of int
-        One for each bound: ``indices[cuts[i]:cuts[i + 1]]`` are those from bound i on, below bound i + 1.
+        A position for each bound: ``indices[cuts[i]:cuts[i + 1]]`` are the indices from bound i up to, but not including, bound i + 1.
 
     Raises
     ------
     StreamError
-        If the indices are no vector of these dtypes.
+        If the indices are not a vector of these dtypes.
     """
     if indices.ndim != 1 or indices.dtype not in (np.uint32, np.uint64):
         raise StreamError(f"indices are a vector of uint32 or uint64, not {indices.dtype} of shape {indices.shape}")

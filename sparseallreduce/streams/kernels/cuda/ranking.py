@@ -1,4 +1,4 @@
-"""The exact k-th magnitude by histograms of its key's digits, and the places of the largest magnitudes."""
+"""The exact k-th magnitude on a GPU, by histograms of its key's digits, and the positions of the largest magnitudes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from sparseallreduce.streams.kernels.cuda.selection import check_selected
 
 __all__ = ["count_around", "count_interval", "kth", "largest", "places_of", "top"]
 
-DIGIT = 11  # bits of a key that one pass over memory counts by: three passes for float32, and 8 KiB of shared memory a block
+DIGIT = 11  # bits of a key counted in one pass over memory: three passes for float32, and 8 KiB of shared memory per block
 DIGITS = 2**DIGIT
-STRIDES = 64  # elements of a thread that counts digits, so that few blocks add their counts up
+STRIDES = 64  # elements per thread in counting passes, so that few blocks add up their counts
 
 
 def kth(array: Any, k: int, xp: Any, *, block: int = BLOCK) -> tuple[int, int]:
-    """The key of the k-th largest magnitude, and how many that equal it are among the k largest.
+    """Return the key of the k-th largest magnitude, and how many of the k largest equal it.
 
     Parameters
     ----------
@@ -35,26 +35,26 @@ def kth(array: Any, k: int, xp: Any, *, block: int = BLOCK) -> tuple[int, int]:
     Returns
     -------
     key, ties : int
-        Two numbers travel to the host, at the end.
+        Two numbers, copied to the host at the end.
 
     Raises
     ------
     StreamError
-        If k is out of range, or the array is no contiguous vector of these dtypes.
+        If k is out of range, or the array is not a contiguous vector of these dtypes.
 
     Notes
     -----
-    Every pass counts the values of one digit among the keys whose higher digits are those of the wanted one, each block in its shared
-    memory. Which digit that key has is found on the device.
+    Every pass counts the values of one digit among the keys whose higher digits match the wanted key, each block in its shared memory.
+    The digit of that key is found on the device.
     """
     key, ties = xp.concatenate(_found(array, k, xp, block)).tolist()
     return key, ties
 
 
 def largest(array: Any, k: int, index_dtype: DTypeLike, xp: Any, *, run: int = RUN, block: int = BLOCK) -> Any:
-    """The places of the k largest magnitudes, of equal ones the first, in increasing order: :func:`top` of :func:`kth`.
+    """Return the positions of the k largest magnitudes (the first among equals), in increasing order: :func:`top` of :func:`kth`.
 
-    No number travels to the host. Parameters and exceptions are those of :func:`kth`.
+    Nothing is copied to the host. Parameters and exceptions are those of :func:`kth`.
     """
     prefix, rank = _found(array, k, xp, block)
     limits, part = xp.concatenate([prefix, prefix]), xp.concatenate([xp.zeros(1, np.int64), rank])
@@ -63,7 +63,7 @@ def largest(array: Any, k: int, index_dtype: DTypeLike, xp: Any, *, run: int = R
 
 
 def _found(array: Any, k: int, xp: Any, block: int) -> tuple[Any, Any]:
-    """What :func:`kth` returns, as device arrays of one number each."""
+    """Return the result of :func:`kth` as device arrays of one number each."""
     check_selected(array)
     if not 1 <= k <= len(array):
         raise StreamError(f"there is no magnitude of rank {k} among {len(array)}: k is out of range")
@@ -84,7 +84,7 @@ def _found(array: Any, k: int, xp: Any, block: int) -> tuple[Any, Any]:
 
 
 def count_interval(array: Any, low: int, shift: int, counts: Any, xp: Any, *, block: int = BLOCK) -> None:
-    """Count magnitudes other than zero by key: those from ``low + (i << shift)`` on, below the next, into ``counts[i]``.
+    """Count non-zero magnitudes by key: ``counts[i]`` is increased by the number of keys in ``low + (i << shift)`` to the next such bound.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ def count_interval(array: Any, low: int, shift: int, counts: Any, xp: Any, *, bl
 
 
 def top(array: Any, key: int, ties: int, k: int, index_dtype: DTypeLike, xp: Any, *, run: int = RUN, block: int = BLOCK) -> Any:
-    """The places of magnitudes above a key, and the first ``ties`` places of those that equal it: together k, in increasing order.
+    """Return the positions of magnitudes above a key, and the first ``ties`` equal to it: together k, in increasing order.
 
     Parameters
     ----------
@@ -111,18 +111,18 @@ def top(array: Any, key: int, ties: int, k: int, index_dtype: DTypeLike, xp: Any
 
 
 def count_around(array: Any, lower: int, over: int, xp: Any, *, run: int = RUN, block: int = BLOCK) -> tuple[Any, Any, Any, Any]:
-    """Count keys above ``over``, and keys from ``lower`` to that.
+    """Count keys above ``over``, and keys from ``lower`` to ``over``.
 
     Returns
     -------
     above, all_above, inside, all_inside : device arrays of int64
-        Of either, how many lie before the run of each thread, and how many there are.
+        For either kind, the number before the run of each thread, and the total.
     """
     return _counted(array, xp.asarray(np.array([lower, over], np.int64)), xp, run, block)
 
 
 def _counted(array: Any, limits: Any, xp: Any, run: int, block: int) -> tuple[Any, Any, Any, Any]:
-    """As :func:`count_around`, with the two limits on the device."""
+    """Count as :func:`count_around`, with the two limits on the device."""
     check_selected(array)
     bits = magnitude.bits_of(array)
     threads = threads_for(len(bits), run)
@@ -144,21 +144,21 @@ def places_of(
     run: int = RUN,
     block: int = BLOCK,
 ) -> Any:
-    """The places of keys above ``over``, and of a run of those from ``lower`` to that, together k, in increasing order.
+    """Return the positions of keys above ``over``, and of a run of those from ``lower`` to ``over``, together k, in increasing order.
 
     Parameters
     ----------
     part : (int, int)
-        How many of the keys between the two are left out first, and how many are then taken.
+        How many of the keys between the two are skipped, and how many are then taken.
     counted : tuple
-        What :func:`count_around` returned for the same keys and the same ``run``.
+        The result of :func:`count_around` for the same keys and ``run``.
     """
     limits, taken = (xp.asarray(np.array(pair, np.int64)) for pair in ((lower, over), part))
     return _placed(array, limits, taken, counted, k, index_dtype, xp, run, block)
 
 
 def _placed(array: Any, limits: Any, part: Any, counted: Any, k: int, index_dtype: DTypeLike, xp: Any, run: int, block: int) -> Any:
-    """As :func:`places_of`, with limits and part on the device."""
+    """Place as :func:`places_of`, with limits and part on the device."""
     bits = magnitude.bits_of(array)
     above, _, inside, _ = counted
     places = xp.empty(k, index_dtype)
@@ -167,7 +167,7 @@ def _placed(array: Any, limits: Any, part: Any, counted: Any, k: int, index_dtyp
 
 
 def _keys(bits: Any) -> tuple[Any, Any]:
-    """What makes keys of bits: the mask, and the key of NaN."""
+    """Return the constants that turn bits into keys: the mask, and the key of NaN."""
     return np.int64(magnitude.mask(bits.dtype)), np.int64(magnitude.nan(bits.dtype))
 
 

@@ -1,4 +1,4 @@
-"""Selection by a threshold: the residual is updated and counted in one pass, and what was chosen placed and cleared in a second."""
+"""Selection by a threshold on a GPU: one pass updates and counts the residual, a second places and clears selected values."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def select_at_least(
     run: int = RUN,
     block: int = BLOCK,
 ) -> tuple[Any, Any]:
-    """The values of at least a magnitude that are not zero, as ``streams.selection.select_at_least`` chooses them.
+    """Select the non-zero values of at least a given magnitude, like ``streams.selection.select_at_least``.
 
     Raises
     ------
     StreamError
-        As :func:`select`, and for a negative threshold.
+        As :func:`select`, and if the threshold is negative.
     """
     if threshold < 0:
         raise StreamError(f"a threshold of magnitudes is at least 0, not {threshold}")
@@ -51,15 +51,15 @@ def select(
     run: int = RUN,
     block: int = BLOCK,
 ) -> tuple[Any, Any]:
-    """Add two arrays, and choose among the sums.
+    """Add two arrays, and select the sums above a threshold.
 
     Parameters
     ----------
     accumulator : device array of float32 or float64, shape (N,)
-        Increased by ``gradient``, if there is one; with ``clear``, zero afterwards where a value was chosen.
+        The gradient is added to it; with ``clear``, selected values are set to zero.
     gradient : device array of the same shape and dtype, or None
     over : int
-        Chosen are magnitudes whose key (``streams.kernels.magnitude``) is above this one; -1 for all.
+        Magnitudes whose key (``streams.kernels.magnitude``) is above this are selected; -1 selects all.
     index_dtype : {uint32, uint64}
     xp : module
         NumPy or CuPy.
@@ -67,12 +67,12 @@ def select(
     Returns
     -------
     indices, values : device arrays, shape (n,)
-        In increasing order. How many travels to the host.
+        In increasing order. Their number is copied to the host.
 
     Raises
     ------
     StreamError
-        For arrays of other dtypes or dimensions, or with gaps.
+        For arrays of other dtypes or dimensions, or that are not contiguous.
     """
     check_selected(accumulator, gradient)
     bits = magnitude.bits_of(accumulator)
@@ -89,7 +89,7 @@ def select(
 
 
 def check_selected(accumulator: Any, gradient: Any | None = None) -> None:
-    """Refuse arrays that selection does not take."""
+    """Raise an error for arrays that selection does not support."""
     if accumulator.ndim != 1 or accumulator.dtype not in (np.float32, np.float64) or not accumulator.flags.c_contiguous:
         raise StreamError(
             f"values are selected from a contiguous vector of float32 or float64, not from {accumulator.dtype} of shape {accumulator.shape}"

@@ -1,10 +1,10 @@
-"""The kernels in plain NumPy: any operator, any value dtype; the second opinion on the compiled ones.
+"""The kernels in plain NumPy, for any operator and dtype; they are also the reference for tests of the compiled ones.
 
-Names and results, bit for bit, are those of :mod:`sparseallreduce.streams.kernels`, which documents them; the modules have the names of
-those that are compiled. Arguments are those of its functions too, and what does not fit raises an error. The exceptions are
-:mod:`~sparseallreduce.streams.kernels.reference.rows`, whose functions take the place of the compiled ones, and therefore their arguments,
-and return the numbers of :mod:`~sparseallreduce.streams.kernels.contract`, and
-:mod:`~sparseallreduce.streams.kernels.reference.selection`, which leaves what does not fit to its callers as they do.
+Names and results, bitwise, are those of :mod:`sparseallreduce.streams.kernels`, which documents them; modules are named like the compiled
+ones. Arguments are also the same, and invalid ones raise an error. The exceptions are
+:mod:`~sparseallreduce.streams.kernels.reference.rows`, whose functions have the arguments and special return values
+(:mod:`~sparseallreduce.streams.kernels.contract`) of the compiled kernels, and :mod:`~sparseallreduce.streams.kernels.reference.selection`,
+which leaves the checks to its callers like the compiled kernels.
 """
 
 from sparseallreduce.streams.kernels.reference.arrays import combine, places

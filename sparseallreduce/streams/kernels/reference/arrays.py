@@ -1,4 +1,4 @@
-"""What kernels in plain NumPy have in common."""
+"""Building blocks of the NumPy kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["combine", "places", "split_mix"]
 
 
 def combine(op: Operator, a: Values, b: Values) -> Values:
-    """``op.ufunc(a, b)`` in the dtype of ``a``, and like the compiled kernels without a warning of overflow or NaN."""
+    """Return ``op.ufunc(a, b)`` in the dtype of ``a``, without warnings of overflow or NaN, like the compiled kernels."""
     out = np.empty_like(a)
     with np.errstate(all="ignore"):
         op.ufunc(a, b, out=out)
@@ -21,12 +21,12 @@ def combine(op: Operator, a: Values, b: Values) -> Values:
 
 
 def places(indices: Indices, lo: int, length: int) -> NDArray[np.intp]:
-    """Where indices lie in an array of ``length`` that begins at ``lo``.
+    """Return the positions of indices in an array of length ``length`` that starts at index ``lo``.
 
     Raises
     ------
     StreamError
-        If one lies outside; NumPy itself would take some of those for places counted from the end.
+        If an index is out of range; NumPy would interpret some as positions counted from the end.
     """
     at = indices.astype(np.uint64) - np.uint64(lo)  # an index below lo becomes one far beyond the end
     if len(at) and int(at.max()) >= length:
@@ -35,7 +35,7 @@ def places(indices: Indices, lo: int, length: int) -> NDArray[np.intp]:
 
 
 def split_mix(numbers: Positions) -> Positions:
-    """A hash of 64 bits (SplitMix64)."""
+    """Return a 64-bit hash (SplitMix64)."""
     hashed = (numbers + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     hashed = (hashed ^ (hashed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     hashed = (hashed ^ (hashed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

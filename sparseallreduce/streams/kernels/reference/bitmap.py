@@ -24,7 +24,7 @@ def encode_bitmap(indices: Indices, lo: int, extent: int, out: Bytes) -> int:
 
 
 def decode_bitmap(bits: Bytes, lo: int, extent: int, out: Indices) -> bool:
-    """The places of the bits."""
+    """Write the positions of the set bits."""
     places = _places(bits, extent, len(out))
     if places is None:
         return False
@@ -33,7 +33,7 @@ def decode_bitmap(bits: Bytes, lo: int, extent: int, out: Indices) -> bool:
 
 
 def encode_nonzero(dense: Values, bits: Bytes, out: Values) -> int:
-    """Set the bits of the elements that are not zero, count them, and write those that fit; ``dense`` holds unsigned integers."""
+    """Set the bits of non-zero elements of ``dense``, unsigned integers; count them, and write them if they fit."""
     present = dense != 0 if dense.ndim == 1 else (dense != 0).any(axis=1)
     bits[:] = np.packbits(present, bitorder="little")
     places = np.flatnonzero(present)
@@ -43,7 +43,7 @@ def encode_nonzero(dense: Values, bits: Bytes, out: Values) -> int:
 
 
 def decode_nonzero(bits: Bytes, values: Values, out: Values) -> bool:
-    """Write values to the places of the bits, and zeros elsewhere."""
+    """Write values to the positions of the set bits, and zeros elsewhere."""
     places = _places(bits, len(out), len(values))
     if places is None:
         return False

@@ -1,4 +1,4 @@
-"""Values to and from places of a dense array, in plain NumPy."""
+"""Read and write values at positions of a dense array, in plain NumPy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def scatter_set(indices: Indices, values: Values, lo: int, dense: Values) -> Non
 
 
 def gather_present(dense: Values, lo: int, index_dtype: DTypeLike) -> tuple[Indices, Values]:
-    """The positions of ``dense`` that are not zero, plus ``lo``, and their values."""
+    """Return the positions of the non-zeros of ``dense``, plus ``lo``, and their values."""
     present = dense != 0
     positions = np.flatnonzero(present if dense.ndim == 1 else present.any(axis=1))
     return (positions.astype(np.uint64) + np.uint64(lo)).astype(index_dtype), dense[positions]

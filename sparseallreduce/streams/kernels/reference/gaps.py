@@ -1,16 +1,16 @@
 """Sorted index sets as the gaps between them, in plain NumPy.
 
-The format, little-endian, the lowest bit of a byte first. A gap is the number of indices left out before an index, for the first one
-from ``lo`` on. A block holds ``GAPS_BLOCK`` of them, the last one what is left, and consists of
+The format is little-endian, the lowest bit of a byte first. A gap is the number of indices missing before an index, for the first one
+counted from ``lo``. A block holds ``GAPS_BLOCK`` gaps, the last one the rest, and consists of
 
-1. a header of six bytes: ``low`` (1 byte), ``width`` (1), the number of exceptions (2), and of bytes in part 3 (2);
-2. the ``low`` lowest bits of each gap, one behind the other, up to a whole byte;
-3. the rest of each gap, its high part, as so many zeros and a one (Rice's code); an exception has no zeros;
-4. of each exception its place in the block, in ``GAPS_PLACE`` bits, and its high part, in ``width`` bits.
+1. a header of six bytes: ``low`` (1 byte), ``width`` (1), the number of exceptions (2), and the size of part 3 in bytes (2);
+2. the ``low`` lowest bits of each gap, concatenated, padded to a whole byte;
+3. the rest of each gap, its high part, as that many zeros and a one (Rice code); an exception has no zeros;
+4. for each exception its position in the block, in ``GAPS_PLACE`` bits, and its high part, in ``width`` bits.
 
-If ``low`` is ``GAPS_RUN``, parts 2 and 3 are left out: gaps are zero but for the exceptions, whose high parts are whole gaps. An
-encoder takes for ``low`` what makes the block shortest, by steps downwards from the logarithm of the mean gap, and makes
-exceptions of high parts that take more bits otherwise.
+If ``low`` is ``GAPS_RUN``, parts 2 and 3 are absent: all gaps are zero except the exceptions, whose high parts are whole gaps. An encoder
+chooses ``low`` to make the block shortest, by steps downwards from the logarithm of the mean gap, and makes exceptions of high parts that
+would take more bits otherwise.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Bytes = NDArray[np.uint8]
 
 
 def encode_gaps(indices: Indices, lo: int, out: Bytes) -> int:
-    """Write the blocks; return the bytes written."""
+    """Write the blocks; return the number of bytes written."""
     places = indices.astype(np.uint64)
     if len(places) and (int(places[0]) < lo or (places[1:] <= places[:-1]).any()):
         return MALFORMED
@@ -85,14 +85,14 @@ def _parameters(gaps: Positions) -> tuple[int, int]:
 
 
 def _cost(gaps: Positions, low: int, longest: int) -> int:
-    """The bits of a block without its header."""
+    """Return the size of a block in bits, without its header."""
     exception = GAPS_PLACE + longest - low
     high = gaps >> np.uint64(low)
     return int(np.where(high <= min(exception, GAPS_LONGEST), high, np.uint64(exception)).sum()) + len(gaps) * (low + 1)
 
 
 def _bits(numbers: Positions, width: int) -> NDArray[np.uint8]:
-    """The lowest bits of numbers, a row each."""
+    """Return the lowest bits of numbers, a row for each."""
     return np.unpackbits(numbers.astype("<u8").view(np.uint8).reshape(-1, 8), axis=1, bitorder="little")[:, :width]
 
 
@@ -101,7 +101,7 @@ def _packed(bits: NDArray[np.uint8] | NDArray[np.bool_]) -> Bytes:
 
 
 def decode_gaps(octets: Bytes, lo: int, hi: int, out: Indices) -> bool:
-    """Read the blocks; each is checked when it is written."""
+    """Read the blocks; each is validated as it is decoded."""
     at, before = 0, lo - 1
     for start in range(0, len(out), GAPS_BLOCK):
         block = out[start : start + GAPS_BLOCK]
@@ -132,7 +132,7 @@ def decode_gaps(octets: Bytes, lo: int, hi: int, out: Indices) -> bool:
 
 
 def _numbers(octets: Bytes, count: int, stride: int, skip: int, width: int) -> Positions:
-    """Numbers of ``width`` bits at every ``stride`` bits, the first behind ``skip`` bits."""
+    """Return numbers of ``width`` bits, one every ``stride`` bits, after ``skip`` bits."""
     bits = np.unpackbits(octets, bitorder="little", count=count * stride).reshape(count, stride)[:, skip : skip + width]
     padded = np.zeros((count, 64), np.uint8)
     padded[:, :width] = bits

@@ -1,4 +1,4 @@
-"""Two index sets and their values, in plain NumPy."""
+"""The union and the intersection of two index sets with values, in plain NumPy."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ def merge(ia: Indices, va: Values, ib: Indices, vb: Values, op: Operator, iout: 
 
 
 def shared(ia: Indices, ib: Indices) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Where the indices lie that both sets hold."""
+    """Return the positions of the indices that both sets contain."""
     _, in_a, in_b = np.intersect1d(ia, ib, assume_unique=True, return_indices=True)
     return in_a.astype(np.uint64), in_b.astype(np.uint64)

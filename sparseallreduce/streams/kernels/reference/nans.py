@@ -1,4 +1,4 @@
-"""Whether there are NaNs in an array, in plain NumPy."""
+"""Detect NaNs, in plain NumPy."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ __all__ = ["any_above"]
 
 
 def any_above(bits: Values, mask: Any, limit: Any) -> bool:
-    """Find out whether any number is above ``limit`` under ``mask``."""
+    """Return whether any number under ``mask`` is above ``limit``."""
     return bool(((bits & bits.dtype.type(mask)) > limit).any())

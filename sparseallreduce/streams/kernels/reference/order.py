@@ -1,4 +1,4 @@
-"""What is done to indices in a row, in plain NumPy."""
+"""Check the order of indices, and combine the values of duplicates, in plain NumPy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["first_violation", "sum_duplicates"]
 
 
 def first_violation(indices: Indices, size: int) -> int:
-    """The position of the first index that does not exceed its predecessor or is not below ``size``; ABSENT if none."""
+    """Return the position of the first index not larger than its predecessor or not below ``size``; ABSENT if none."""
     wrong = indices > size - 1 if size > 0 else np.ones(len(indices), dtype=bool)
     wrong[1:] |= indices[1:] <= indices[:-1]
     return int(np.argmax(wrong)) if wrong.any() else ABSENT

@@ -1,14 +1,14 @@
 """Values in fewer bits, in plain NumPy.
 
-QSGD, after Alistarh et al. (NIPS 2017), as it is done here: a block of ``QSGD_BLOCK`` values has the float32 ``scale``, its largest
-magnitude rounded up, and a value the level ``floor(|value| / scale * s + u)`` with its sign, where ``s`` is 127 for levels of 8 bits and 7
-for those of 4, and ``u`` is a number from 0 to 1 drawn by the key and the place in the message. A level of 8 bits is a byte in two's
-complement. Of levels of 4 bits, the first half of a block is in the low halves of its bytes, the second half in the high ones.
+QSGD (Alistarh et al., NIPS 2017) in the form used here: a block of ``QSGD_BLOCK`` values has a float32 ``scale``, its largest magnitude
+rounded up. A value has the level ``floor(|value| / scale * s + u)`` with its sign, where ``s`` is 127 for levels of 8 bits and 7 for levels
+of 4, and ``u`` in [0, 1) is drawn from the key and the position in the message. A level of 8 bits is a byte in two's complement. For levels
+of 4 bits, the first half of a block is in the low halves of its bytes, the second half in the high ones.
 
-Two levels: a block has two float32 magnitudes, of which a value takes the nearer one, and its sign. They are those of Lloyd's algorithm
-(1982), begun at the mean magnitude: each is the mean of the magnitudes on its side of their middle. Magnitudes count in whole parts of the
-largest, so that sums do not depend on their order. The low bit of a code says which magnitude, the high bit the sign; the four quarters of
-a block lie in the bits of its bytes from the lowest on.
+Two levels: a block has two float32 magnitudes, and a value is encoded as the nearer one and its sign. The magnitudes are those of Lloyd's
+algorithm (1982), started from the mean magnitude: each is the mean of the magnitudes on its side of their midpoint. Magnitudes are counted
+in integer parts of the largest, so that sums do not depend on their order. The low bit of a code selects the magnitude, the high bit is the
+sign; the four quarters of a block are in the bits of its bytes, from the lowest on.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _QUARTERS = np.array([[0], [2], [4], [6]], np.uint8)  # where the codes of each 
 
 
 def narrow(values: Values, form: str, out: Array) -> int:
-    """Round to the nearest and to even."""
+    """Round to nearest, ties to even."""
     mantissa, bias = SHORT_FLOATS[form]
     with np.errstate(all="ignore"):
         sizes = np.abs(values.astype(np.float64))
@@ -54,7 +54,7 @@ def narrow(values: Values, form: str, out: Array) -> int:
 
 
 def widen(halves: Array, form: str, out: Values) -> None:
-    """What NumPy makes of them, but for NaN, of which processors set a bit."""
+    """Convert as NumPy does, except for NaN, in which processors set a bit."""
     mantissa, bias = SHORT_FLOATS[form]
     with np.errstate(all="ignore"):
         out[:] = halves.view(np.float16) if form == "float16" else (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)
@@ -67,7 +67,7 @@ def widen(halves: Array, form: str, out: Values) -> None:
 
 
 def quantise(values: Values, bits: int, key: int, start: int, scales: Values, codes: Array) -> int:
-    """Write a block after the other."""
+    """Encode all blocks."""
     levels, at = QSGD_LEVELS[bits], 0
     for block, begin in enumerate(range(0, len(values), QSGD_BLOCK)):
         part = values[begin : begin + QSGD_BLOCK].astype(np.float64)
@@ -95,7 +95,7 @@ def _coded(levels: NDArray[np.int64], bits: int) -> Array:
 
 
 def _uniform(start: int, count: int, key: int) -> NDArray[np.float64]:
-    """A number from 0 to 1 for each place: a hash of its group and its place there."""
+    """Return a number in [0, 1) for each position, from a hash of its group and its position there."""
     places = np.arange(count, dtype=np.uint64) + np.uint64(start)
     within = places % np.uint64(GROUP)
     hashed = split_mix(split_mix(np.array([key], np.uint64)) + (places - within))
@@ -108,7 +108,7 @@ def _uniform(start: int, count: int, key: int) -> NDArray[np.float64]:
 
 
 def restore(scales: Values, codes: Array, bits: int, out: Values) -> bool:
-    """Write what levels stand for."""
+    """Decode levels."""
     levels, at = QSGD_LEVELS[bits], 0
     for block, begin in enumerate(range(0, len(out), QSGD_BLOCK)):
         n, scale = min(QSGD_BLOCK, len(out) - begin), float(scales[block])
@@ -125,7 +125,7 @@ def restore(scales: Values, codes: Array, bits: int, out: Values) -> bool:
 
 
 def to_two_levels(values: Values, scales: Values, codes: Array) -> int:
-    """Write a block after the other."""
+    """Encode all blocks."""
     for block, begin in enumerate(range(0, len(values), QSGD_BLOCK)):
         part = values[begin : begin + QSGD_BLOCK].astype(np.float64)
         singles = _rounded_up(part)
@@ -148,7 +148,7 @@ def to_two_levels(values: Values, scales: Values, codes: Array) -> int:
 
 
 def from_two_levels(scales: Values, codes: Array, out: Values) -> bool:
-    """Write the levels that codes stand for."""
+    """Decode codes."""
     for block, begin in enumerate(range(0, len(out), QSGD_BLOCK)):
         n, (low, high) = min(QSGD_BLOCK, len(out) - begin), scales[2 * block : 2 * block + 2]
         written = codes[begin // 4 : begin // 4 + (n + 3) // 4]
@@ -161,7 +161,7 @@ def from_two_levels(scales: Values, codes: Array, out: Values) -> bool:
 
 
 def _rounded_up(part: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Return magnitudes as float32, rounded up; infinity beyond."""
+    """Return magnitudes as float32, rounded up; infinity if out of range."""
     with np.errstate(all="ignore"):
         singles = np.abs(part).astype(np.float32)
         return np.where(singles < np.abs(part), np.nextafter(singles, np.float32(np.inf)), singles)

@@ -1,4 +1,4 @@
-"""Streams that lie one in a row of bytes, in plain NumPy."""
+"""Sums of streams stored one in a row of bytes, in plain NumPy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["cut_rows", "estimate_union", "sum_cut_rows", "sum_rows", "write_past
 def sum_rows(
     rows: Indices, values: Values, start: int, counts: NDArray[np.int64], lo: int, hi: int, _cursors: Positions, dense: Values
 ) -> int:
-    """Sum a range of packed streams, one a row."""
+    """Sum a range of packed streams, one in each row."""
     held, first = np.maximum(counts, 0), start // values.itemsize
     streams = _indices(rows, start + values.itemsize * held, held)
     if streams is None or not 0 <= lo <= hi <= len(dense) or ((counts < 0).any() and first + len(dense) > values.shape[1]):
@@ -36,7 +36,7 @@ def sum_rows(
 
 
 def cut_rows(rows: Indices, itemsize: int, counts: NDArray[np.int64], size: int, part: int, parts: int, bounds: Positions) -> int:
-    """Find where a part lies in each row."""
+    """Find a part of the index space in each row."""
     streams, ranks = _indices(rows, itemsize * counts, counts), len(counts)
     if streams is None or bounds.shape[1] <= ranks:
         return MALFORMED
@@ -53,7 +53,7 @@ def cut_rows(rows: Indices, itemsize: int, counts: NDArray[np.int64], size: int,
 
 
 def estimate_union(rows: Indices, start: int, itemsize: int, counts: NDArray[np.int64], samples: int) -> int:
-    """The number of different indices, from how many rows have those of some entries."""
+    """Estimate the number of different indices, from how many rows contain sampled entries."""
     streams = _indices(rows, start + itemsize * counts, counts)
     if streams is None:
         return MALFORMED
@@ -104,7 +104,7 @@ def sum_cut_rows(
 
 
 def _indices(rows: Indices, nbytes: NDArray[np.int64], counts: NDArray[np.int64]) -> list[Indices] | None:
-    """The indices of packed streams, one a row, behind so many bytes; None if the rows are too short."""
+    """Return the indices of packed streams, which follow ``nbytes`` bytes in each row; None if the rows are too short."""
     behind = -(-nbytes // rows.itemsize)
     if (counts < 0).any() or (counts > rows.shape[1]).any() or (behind + counts > rows.shape[1]).any():
         return None

@@ -1,6 +1,6 @@
-"""The selection kernels in plain NumPy: the second opinion on the compiled ones, and what runs where numba must not compile.
+"""The selection kernels in plain NumPy, used if numba's compilation is disabled, and as a reference for tests of the compiled ones.
 
-Names, arguments and results, bit for bit, are those that :mod:`sparseallreduce.streams.kernels.selection` documents.
+Names, arguments and results, bitwise, are those that :mod:`sparseallreduce.streams.kernels.selection` documents.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MIX = (np.uint32(0x7FEB352D), np.uint32(0x846CA68B))
 def select(
     accumulator: Array, gradient: Array | None, over: int, clear: bool, start: int, indices: Array, values: Array
 ) -> tuple[int, int]:
-    """Go on from place ``start`` in chunks while there is room for a whole one."""
+    """Process chunks from position ``start`` on, while there is room for a whole one."""
     n = 0
     while start < len(accumulator) and n + CHUNK <= len(indices):
         chunk = accumulator[start : start + CHUNK]
@@ -41,7 +41,7 @@ def select(
 
 
 def collect(array: Array, below: int, over: int, found: Array) -> tuple[int, int]:
-    """Count magnitudes above a key, and write those between two as far as there is room."""
+    """Count magnitudes above a key, and write those between two keys as far as there is room."""
     bits = magnitude.bits_of(array)
     keys = bits & bits.dtype.type(magnitude.mask(bits.dtype))
     inside = keys[(keys > below) & (keys <= over)]
@@ -50,14 +50,14 @@ def collect(array: Array, below: int, over: int, found: Array) -> tuple[int, int
 
 
 def kth(array: Array, k: int) -> tuple[int, int]:
-    """The k-th largest key, and how many of its equals are among the k largest."""
+    """Return the k-th largest key, and how many of the k largest equal it."""
     keys = magnitude.keys(array)
     key = np.partition(keys, len(keys) - k)[len(keys) - k]
     return int(key), k - int(np.count_nonzero(keys > key))
 
 
 def top_of_chunks(array: Array, chunk: int, k: int, indices: Array, values: Array) -> None:
-    """Choose chunk after chunk."""
+    """Select in one chunk after another."""
     n, size = 0, len(array)
     for begin in range(0, size, chunk):
         part = array[begin : begin + chunk]
@@ -68,14 +68,14 @@ def top_of_chunks(array: Array, chunk: int, k: int, indices: Array, values: Arra
 
 
 def sample_places(size: int, count: int, seed: int) -> Positions:
-    """One of each stride, by a hash."""
+    """Return a position in each stride, given by a hash."""
     stride = np.uint64(size // count)
     numbers = np.arange(count, dtype=np.uint64)
     return numbers * stride + split_mix(np.uint64(seed) + numbers) % stride
 
 
 def sample(accumulator: Array, gradient: Array | None, count: int, seed: int) -> Array:
-    """One value of each stride, at a hashed place."""
+    """Return one value of each stride, at a hashed position."""
     places = sample_places(len(accumulator), count, seed)
     sampled: Array = accumulator[places]
     if gradient is not None:
@@ -85,21 +85,21 @@ def sample(accumulator: Array, gradient: Array | None, count: int, seed: int) ->
 
 
 def moments(accumulator: Array, gradient: Array | None) -> tuple[float, float]:
-    """Sums of the values and of their squares, those not finite as zeros."""
+    """Return the sums of the values and of their squares; non-finite values count as zeros."""
     lanes = _in_lanes(accumulator, gradient)
     with np.errstate(all="ignore"):
         return _added(lanes.sum(axis=0)), _added((lanes * lanes).sum(axis=0))
 
 
 def norms(accumulator: Array, gradient: Array | None) -> tuple[float, float]:
-    """Sum and maximum of the magnitudes, those not finite as zeros."""
+    """Return sum and maximum of the magnitudes; non-finite values count as zeros."""
     lanes = np.abs(_in_lanes(accumulator, gradient))
     with np.errstate(all="ignore"):
         return _added(lanes.sum(axis=0)), float(lanes.max(initial=0.0))
 
 
 def _added(lanes: Array) -> float:
-    """The sum of numbers, one after the other; from Python 3.12 on, ``sum`` of floats makes up for what rounding loses."""
+    """Return the sum of numbers in sequence. From Python 3.12 on, ``sum`` of floats compensates rounding errors."""
     return float(np.add.accumulate(lanes)[-1])
 
 
@@ -115,7 +115,7 @@ def _in_lanes(accumulator: Array, gradient: Array | None) -> Array:
 def draw(
     accumulator: Array, gradient: Array | None, options: tuple[int, float, bool, int, int, bool], start: int, indices: Array, values: Array
 ) -> tuple[int, int]:
-    """Draw bucket after bucket while there is room for a whole one."""
+    """Draw from one bucket after another while there is room for a whole one."""
     bucket, share, at_most, fixed, seed, clear = options
     n = 0
     while start < len(accumulator) and n + bucket + GROUP <= len(indices):
@@ -160,7 +160,7 @@ def _chances(norm: float, largest: float, size: int, share: float, at_most: bool
 
 
 def _uniform(start: int, count: int, seed: int, dtype: np.dtype[Any]) -> Array:
-    """A number from 0 to 1 for each place: a hash of its group of 64 and its place there."""
+    """Return a number in [0, 1) for each position, from a hash of its group of 64 and its position there."""
     places = np.arange(count, dtype=np.uint64)
     within = places % np.uint64(GROUP)
     hashed = split_mix(places - within + np.uint64((seed + start) % 2**64))
@@ -174,7 +174,7 @@ def _uniform(start: int, count: int, seed: int, dtype: np.dtype[Any]) -> Array:
 
 
 def top(array: Array, key: int, ties: int, positions: Array) -> int:
-    """The places above the key, and the first ones of those that equal it."""
+    """Return the positions above the key, and the first of those that equal it."""
     keys = magnitude.keys(array)
     chosen = keys > key
     chosen[np.flatnonzero(keys == key)[:ties]] = True
