@@ -1,4 +1,4 @@
-"""The sparse allreduce algorithms, each a generator without I/O, and the names they are called by."""
+"""The sparse allreduce algorithms, each a generator that performs no I/O, and their names."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ AUTO, ALLREDUCE = "auto", "allreduce"
 
 
 class Algorithm(NamedTuple):
-    """An algorithm, and what is to be known of it before it runs."""
+    """An algorithm and its properties."""
 
     run: Callable[..., Schedule]  # generator function of (stream, rank, ranks, reduction, **options)
-    dense_steps: tuple[type, ...] = ()  # DenseAllreduce, DenseAllgather: those that it takes
-    options: Mapping[str, Callable[[Any], bool]] = {}  # the check of each
-    by_hosts: bool = False  # whether it is told which ranks are on which host, and which algorithms there are
-    cuts: str = ""  # how it gathers the parts of the index space, "sparse" or "dense", if it can be told where to cut that
+    dense_steps: tuple[type, ...] = ()  # the dense steps that it uses: DenseAllreduce, DenseAllgather
+    options: Mapping[str, Callable[[Any], bool]] = {}  # for each option, a function that checks its value
+    by_hosts: bool = False  # whether it takes the layout of hosts and the other algorithms
+    cuts: str = ""  # how it gathers parts, "sparse" or "dense", if it accepts a cut of the index space
 
 
-#: Those that take all ranks for alike.
+#: Algorithms that do not distinguish between ranks of one host and of others.
 FLAT: dict[str, Algorithm] = {
     "dense": Algorithm(dense, (DenseAllreduce,)),
     "allgather": Algorithm(allgather),
@@ -63,12 +63,12 @@ ALGORITHMS: dict[str, Algorithm] = {
 }
 
 
-#: Options of an operation, whatever its algorithm.
+#: Options of every operation, independent of the algorithm.
 COMMON_OPTIONS = ("switch_density", "timeout", "machine", "index_codec", "value_codec", "seed", "progress")
 
 
 def algorithms(collective: str = "allreduce") -> list[str]:
-    """Return the names that ``algorithm=`` of a collective takes.
+    """Return the names that ``algorithm=`` accepts for a collective.
 
     Parameters
     ----------
@@ -92,12 +92,12 @@ def algorithms(collective: str = "allreduce") -> list[str]:
 
 
 def checked_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """``options``, sorted by name, if algorithm ``name`` takes them.
+    """Return ``options`` sorted by name, if algorithm ``name`` accepts them.
 
     Raises
     ------
     AlgorithmError
-        If there is no such algorithm, or an option that it does not take or that is out of range.
+        If the algorithm is unknown, or an option is unknown or out of range.
     """
     if not isinstance(name, str) or (name not in ALGORITHMS and name != AUTO):
         raise AlgorithmError(f"unknown algorithm {name!r}: use one of {', '.join(algorithms())}")

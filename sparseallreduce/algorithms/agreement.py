@@ -1,8 +1,8 @@
-"""What every operation starts with: the ranks tell each other what they are about to do, and all or none of them go on.
+"""The agreement that starts every operation: ranks exchange what they are about to do, and all of them proceed or none.
 
-A digest of the terms makes sure that a bad argument on one rank, or a dimension, dtype, operator, algorithm or option that differs,
-raises the same error on every rank; it travels in one small record (:mod:`sparseallreduce.runtime.handshake`). A second round, of texts,
-follows only when there is something to say: :func:`explain`.
+A digest of the terms ensures that a bad argument on one rank, or a different dimension, dtype, operator, algorithm or option, raises the
+same error on every rank; it is sent in one small record (:mod:`sparseallreduce.runtime.handshake`). A second round, of texts, follows only
+if the digests differ or there is an error: :func:`explain`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sparseallreduce.errors import MismatchError, SparseAllreduceError
 
 __all__ = ["STREAMS", "Intent", "common_error", "digest_of", "disagreement", "explain", "named_ranks", "said_by_all"]
 
-STREAMS = "streams"  # the term that stands for the parts of an intent
+STREAMS = "streams"  # the term that summarises the parts of an intent
 _TEXT_BYTES = 1024
 
 Terms = tuple[tuple[str, str], ...]
@@ -28,8 +28,8 @@ Terms = tuple[tuple[str, str], ...]
 class Intent(NamedTuple):
     """What a rank is about to do.
 
-    ``terms`` are (name, value as text) pairs, the same on all ranks if they agree; ``entries`` is its own. ``error`` is what is
-    wrong with its arguments, if anything is. ``parts`` are the terms of each stream of a list, for which one of ``terms`` stands.
+    ``terms`` are (name, value as text) pairs, equal on all ranks if they agree; ``entries`` is the rank's own number. ``error`` is an error
+    in its arguments, if any. ``parts`` are the terms of each stream of a list, which a single term of ``terms`` summarises.
     """
 
     terms: Terms
@@ -38,19 +38,19 @@ class Intent(NamedTuple):
     parts: tuple[Terms, ...] = ()
 
     def announcement(self) -> dict[str, str]:
-        """The intent as the other ranks are told of it when something is wrong."""
+        """Return the form of the intent that is sent to the other ranks after a disagreement."""
         return dict(self.terms) if self.error is None else {"error": type(self.error).__name__, "text": str(self.error)}
 
 
 def explain(intent: Intent) -> Generator[Step, Any, Any]:
-    """What the ranks do that do not agree, or of which one has an error to tell.
+    """Return the schedule of ranks that disagree, or of which one has an error.
 
-    If they differ in the streams of a list alone, they tell each other digests, and then of the first stream that differs.
+    If only the streams of a list differ, the ranks exchange digests, and then the terms of the first stream that differs.
 
     Raises
     ------
     SparseAllreduceError
-        The same on every rank: the error of the first rank that has one, or a MismatchError.
+        The same on every rank: the error of the lowest rank that has one, or a MismatchError.
     """
     texts: Sequence[bytes] = yield Share(_text(intent.announcement()))
     said = [json.loads(text.rstrip(b"\0")) for text in texts]
@@ -62,7 +62,7 @@ def explain(intent: Intent) -> Generator[Step, Any, Any]:
 
 
 def disagreement(intents: Sequence[Intent]) -> SparseAllreduceError:
-    """The same error, from the intents of all ranks."""
+    """Return the error of :func:`explain`, given the intents of all ranks."""
     said: list[Mapping[str, str]] = [intent.announcement() for intent in intents]
     if _differing(said) == STREAMS:
         place = _first_part([b"".join(_digest(part) for part in intent.parts) for intent in intents])
@@ -71,14 +71,14 @@ def disagreement(intents: Sequence[Intent]) -> SparseAllreduceError:
 
 
 def common_error(intents: Sequence[Mapping[str, Any]]) -> SparseAllreduceError:
-    """The error that all ranks raise, from what each of them announced; every rank computes the same one."""
+    """Return the error that all ranks raise, given their announcements; it is the same on every rank."""
     error = _error(intents)
     error.on_all_ranks = True
     return error
 
 
 def said_by_all(intent: Intent, error: BaseException) -> bool:
-    """Return whether ``error`` is the common error of ranks that all have announced this intent."""
+    """Return True if ``error`` is the common error of ranks that have all announced this intent."""
     alone = _error([json.loads(_text(intent.announcement()).rstrip(b"\0"))])
     return type(error) is type(alone) and str(error) == str(alone)
 
@@ -104,7 +104,7 @@ def _error(intents: Sequence[Mapping[str, Any]]) -> SparseAllreduceError:
 
 
 def _differing(said: Sequence[Mapping[str, Any]]) -> str | None:
-    """The first term in which the ranks differ; None if one has an error to tell, or there is no such term."""
+    """Return the first term in which the ranks differ; None if one has an error, or there is no such term."""
     if any("error" in each for each in said):
         return None
     return next((term for term in said[0] if len({str(each.get(term)) for each in said}) > 1), None)
@@ -115,14 +115,14 @@ def _digest(part: Terms) -> bytes:
 
 
 def _first_part(digests: Sequence[bytes]) -> int:
-    """The first part whose digests differ."""
+    """Return the index of the first part whose digests differ."""
     places = range(0, len(digests[0]), 8)
     return next(at // 8 for at in places if len({each[at : at + 8] for each in digests}) > 1)
 
 
 @lru_cache(maxsize=256)
 def digest_of(terms: Terms) -> int:
-    """What stands for the terms of an intent in eight bytes."""
+    """Return a digest of the terms as an integer of eight bytes."""
     return int.from_bytes(hashlib.blake2b(repr(terms).encode(), digest_size=8).digest(), "little")
 
 
@@ -136,8 +136,10 @@ def _text(announced: dict[str, str]) -> bytes:
 
 
 def named_ranks(ranks: Sequence[int]) -> str:
-    """Some ranks, as errors name them.
+    """Return a list of ranks as text for error messages.
 
+    Examples
+    --------
     >>> named_ranks([2]), named_ranks([0, 3])
     ('rank 2', 'ranks 0, 3')
     """

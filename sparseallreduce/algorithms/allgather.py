@@ -11,8 +11,8 @@ __all__ = ["allgather"]
 
 
 def allgather(stream: SparseStream, rank: int, ranks: int, reduction: Reduction) -> Schedule:
-    """Every rank receives the streams of all others, and adds them up itself: what PyTorch and Horovod do with sparse gradients.
+    """Gather the streams of all ranks on every rank and add them there, as PyTorch and Horovod do with sparse gradients.
 
-    Latency log2(P) alpha, bandwidth (P - 1) k beta, whatever the overlap of the indices; every rank adds up all P streams.
+    Latency log2(P) alpha, bandwidth (P - 1) k beta, whatever the overlap of the indices; every rank adds all P streams.
     """
     return reduction.same_nans(reduction.many((yield from gather_parts(stream, rank, ranks))))

@@ -1,4 +1,4 @@
-"""What a user calls: the arguments, checked, and the algorithm that the ranks run once they agree on them."""
+"""The checked arguments of an allreduce, and the schedule that the ranks run once they agree on them."""
 
 from __future__ import annotations
 
@@ -40,11 +40,10 @@ class Call(NamedTuple):
 
 
 def make_call(stream: Any, op: Any, algorithm: Any, options: Mapping[str, Any]) -> tuple[Call | None, Intent]:
-    """The call, or None if its arguments are wrong, and what to tell the other ranks of it.
+    """Return the call, or None if its arguments are wrong, and the intent to be agreed on.
 
-    Of a mean the operation is the sum: who hands over the result divides it.
-
-    Nothing is raised here: a rank that left now would let the others wait.
+    For a mean the operation is the sum; the caller divides the result. Nothing is raised here, since a rank that raised now would let the
+    other ranks wait.
     """
     try:
         if not isinstance(stream, SparseStream):
@@ -61,7 +60,7 @@ def make_call(stream: Any, op: Any, algorithm: Any, options: Mapping[str, Any]) 
 
 
 def no_stream(given: Any, collective: str = "allreduce") -> StreamTypeError:
-    """Return the error for what is no stream, with the way to make one of it."""
+    """Return the error for an argument that is not a stream, with the way to convert it."""
     if isinstance(given, list | tuple) and any(isinstance(each, SparseStream) for each in given):
         return StreamTypeError(f"{collective} takes one SparseStream, and not a list of them as allreduce does")
     if hasattr(given, "tocoo"):
@@ -83,9 +82,10 @@ def allreduce(
     overlap: Overlap | None = None,
     hosts: Hosts | None = None,
 ) -> Schedule:
-    """The reduced stream, by the algorithm that ``call`` names, or that the model picks for ``machine``.
+    """Return the schedule that reduces the streams, by the algorithm of ``call``, or the one that "auto" chooses for ``machine``.
 
-    ``overlap`` is what is known of that of the ranks' sets, and ``hosts`` tells where they are; by default all are on one.
+    ``overlap`` is the estimated overlap of the ranks' index sets, if known. ``hosts`` is the layout of ranks; by default all are on one
+    host.
     """
     name, options = call.algorithm, call.options
     hosts = hosts or Hosts((tuple(range(ranks)),))
@@ -108,24 +108,24 @@ def allreduce(
 
 
 def takes_samples(algorithm: str) -> bool:
-    """Return whether an algorithm, or which is taken by "auto", depends on where the ranks' entries lie."""
+    """Return True if the algorithm, or the choice of "auto", depends on the positions of the ranks' entries."""
     return algorithm == AUTO or ALGORITHMS[algorithm].cuts != ""
 
 
 def _cutting(algorithm: Algorithm, stream: SparseStream, overlap: Overlap | None) -> Callable[..., Schedule]:
-    """The generator function of an algorithm, told where to cut the index space if it does, and it is known where the entries lie."""
+    """Return the generator function of an algorithm, with a cut of the index space bound if it accepts one and the positions are known."""
     if overlap is None or overlap.spread is None or not algorithm.cuts:
         return algorithm.run
     return partial(algorithm.run, cut=overlap.spread.cutter(dense_bits(stream) if algorithm.cuts == "dense" else 0))
 
 
 def arguments_of(call: Call) -> tuple[tuple[str, str], ...]:
-    """What ranks tell each other of the arguments besides streams and operator."""
+    """Return the terms of the arguments other than streams and operator."""
     return _arguments(call.algorithm, tuple(call.options.items()), call.switch_density, call.machine, call.encoding)
 
 
 def memory_term(on_device: bool) -> tuple[str, str]:
-    """What ranks tell each other of where their streams lie."""
+    """Return the term that says whether streams are on the host or on a GPU."""
     return "memory of the streams", "a GPU's" if on_device else "the host's"
 
 
@@ -159,12 +159,12 @@ def _arguments(
 
 
 def checked(stream: Any, op: Any, algorithm: Any, options: dict[str, Any]) -> Call:
-    """The call, its arguments but for the stream checked.
+    """Return the call with all arguments except the stream checked.
 
     Raises
     ------
     AlgorithmError
-        If any is not known, or out of range.
+        If an argument is unknown or out of range.
     """
     density, machine = options.pop("switch_density", None), options.pop("machine", None)
     if density is not None:
@@ -184,7 +184,7 @@ def checked(stream: Any, op: Any, algorithm: Any, options: dict[str, Any]) -> Ca
 
 
 def _encoding(options: dict[str, Any], op: Operator) -> Encoding:
-    """How messages are to be written, of those of ``options`` that say so."""
+    """Return the encoding of messages, from the ``options`` that define it."""
     default = Encoding()
     index, value, seed = (options.pop(name, getattr(default, name)) for name in Encoding._fields)
     for name, chosen, known in (("index_codec", index, INDEX_NAMES), ("value_codec", value, VALUE_NAMES)):
@@ -198,12 +198,12 @@ def _encoding(options: dict[str, Any], op: Operator) -> Encoding:
 
 
 def operator_term(call: Call, dtype: np.dtype[Any]) -> str:
-    """How ranks tell each other of the operator, for streams of a dtype.
+    """Return the term of the operator, for streams of a dtype.
 
     Raises
     ------
     StreamTypeError, AlgorithmError
-        If the operator, or the value codec, is not for this dtype.
+        If the operator or the value codec does not support the dtype.
     """
     if not call.encoding.is_exact and dtype not in LONG_FLOATS:
         codec = call.encoding.value_codec

@@ -1,13 +1,13 @@
-"""Cut the index space into parts that cost their ranks about as much, by what is known of where the ranks' entries lie.
+"""Cut the index space into parts of about equal cost, based on estimates of where the ranks' entries are.
 
-A rank tells the others some quantiles of its positions, those of every 64th part of its entries, each rank beginning at another, so that
-ranks whose sets are alike name different positions. From all of them follows how many entries lie below any position, and from the
-positions that they sample (:mod:`~sparseallreduce.algorithms.overlap`) how many of these are left in the sum. All is computed in integers,
-so that every rank finds the same boundaries.
+Each rank sends quantiles of its positions: one for every 64th of its entries, with an offset that depends on the rank, so that ranks with
+equal sets send different positions. Together they give the number of entries below any position, and sampled positions
+(:mod:`~sparseallreduce.algorithms.overlap`) give how many of these remain in the sum. All computations use integers, so that every rank
+finds the same boundaries.
 
-A part costs its rank the entries that it receives and adds up, and then all ranks its share of the sum, in bits: positions next to each
-other take few. Where sets are skewed no cut makes both equal: frequent positions bring many entries, and few of the sum. So some mixtures
-of the two are tried, and that one is taken by which a rank receives the least in both phases together.
+A part costs its rank the entries that it receives and adds, and all ranks its share of the sum, in bits: neighbouring positions take few.
+If sets are skewed, no cut balances both: frequent positions have many entries, but few in the sum. Several mixtures of the two are tried,
+and the one in which a rank receives least in both phases together is used.
 """
 
 from __future__ import annotations
@@ -26,37 +26,39 @@ from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["MOST_POSITIONS", "QUANTILES", "UNIT", "Cutter", "Figures", "Parts", "Spread", "bounds_of", "nearest_cut", "quantile_places"]
 
-QUANTILES = 64  # of a rank
+QUANTILES = 64  # sent by each rank
 MOST_POSITIONS = 1 << 40  # up to which products of positions and shares are 64-bit integers
-UNIT = 1 << 20  # of which shares of all entries are counted
+UNIT = 1 << 20  # denominator of fractions
 _MIXTURES = 4  # quarters of the sum's entries in a mixture
-_EVEN = 27, 25  # what equal widths may cost for what parts that are all alike would: 1.08, which is the noise of the samples
-_BITS = 32  # of a value, and of a position that no codec makes shorter
-_BINS = 64  # of as many entries each, in which positions are taken for uniformly random
+_EVEN = 27, 25  # equal widths are kept up to this cost relative to equal loads: 1.08, the noise of the samples
+_BITS = 32  # bits of a value, and of an uncompressed position
+_BINS = 64  # bins of equal numbers of entries, within which positions are assumed to be uniformly random
 
 Counts: TypeAlias = NDArray[np.int64]
 Cutter: TypeAlias = Callable[[int, int, int, int], Sequence[int]]  # from a range, a number of parts, and the ranks of a group, to bounds
 
 
 class Figures(NamedTuple):
-    """Expected loads of a cut, each as a multiple of that of a cut into equal parts."""
+    """Expected loads of a cut, each relative to those of a cut into equal parts."""
 
-    entries: float = 1.0  # that come to the fullest part
-    summed: float = 1.0  # entries in the sum of the fullest part
+    entries: float = 1.0  # input entries of the fullest part
+    summed: float = 1.0  # entries of the sum in the fullest part
     gathered: float = 1.0  # bytes that the slowest rank waits for in an allgather of the sums
-    grouped: float = 1.0  # entries that one group of ranks has in its fullest section, where groups split
+    grouped: float = 1.0  # entries of the fullest section of one group, if groups split
 
 
 class Parts(NamedTuple):
-    """A cut of a range."""
+    """A cut of a range, with its expected loads."""
 
     bounds: tuple[int, ...]
     figures: Figures = Figures()
 
 
 def quantile_places(count: int, rank: int, ranks: int) -> Counts:
-    """Return the places, among so many entries of a rank, of those whose positions it tells the other ranks.
+    """Return the indices, among ``count`` entries of a rank, of the entries whose positions it sends to the other ranks.
 
+    Examples
+    --------
     >>> quantile_places(128, 0, 2)[:3], quantile_places(128, 1, 2)[:3]
     (array([0, 2, 4]), array([1, 3, 5]))
     """
@@ -66,10 +68,12 @@ def quantile_places(count: int, rank: int, ranks: int) -> Counts:
 
 
 def nearest_cut(below: Mapping[int, int], parts: int) -> list[int]:
-    """Return those of some places, given how much lies below each, that cut all in parts as equal as possible.
+    """Return the given places that best cut everything into equal parts, given how much is below each place.
 
-    Where places were counted, as by Ok-Topk (section 3.1.1), and nothing is known of what lies between.
+    It is used where only these places have been counted, as in Ok-Topk (section 3.1.1).
 
+    Examples
+    --------
     >>> nearest_cut({0: 0, 10: 90, 40: 130, 100: 200}, 2)
     [0, 10, 100]
     """
@@ -81,7 +85,7 @@ def nearest_cut(below: Mapping[int, int], parts: int) -> list[int]:
 
 
 def bounds_of(stream: SparseStream, parts: int, cut: Cutter | None, group: int = 0) -> Sequence[int]:
-    """Return the bounds of so many parts of a stream's range: those of ``cut`` (see :meth:`Spread.parts`), or of equal widths."""
+    """Return the bounds of ``parts`` parts of a stream's range: those of ``cut`` (see :meth:`Spread.parts`), or equal widths."""
     return parts_of(stream, parts) if cut is None else cut(stream.lo, stream.hi, parts, group or parts)
 
 
@@ -95,13 +99,13 @@ class Spread:
     places : ndarray of int64
         Positions, in any order.
     weights : ndarray of int64
-        How many entries of all ranks each of them stands for, times ``QUANTILES``; not all zero.
+        Number of entries of all ranks that each position represents, times ``QUANTILES``; not all zero.
     shares : ndarray of int64, optional
-        Entries of the sum for each that the ranks put in near each of them, as shares of ``UNIT``; by default the sum is dense.
+        Entries of the sum per input entry near each position, as fractions of ``UNIT``; by default the sum is dense.
     most : int
         Entries of the rank with most.
     owners : ndarray of int64, optional
-        The rank that has each of the positions; by default all ranks are alike.
+        The rank of each position; by default all ranks have the same distribution.
     """
 
     def __init__(self, size: int, places: Counts, weights: Counts, shares: Counts | None, most: int, owners: Counts | None = None) -> None:
@@ -133,11 +137,11 @@ class Spread:
         return hash(self.digest)
 
     def cutter(self, dense_bits: int = 0) -> Cutter:
-        """Return what tells the bounds of :meth:`parts`."""
+        """Return a function that returns the bounds of :meth:`parts`."""
         return lambda lo, hi, parts, group: self.parts(lo, hi, parts, dense_bits, group).bounds
 
     def parts(self, lo: int, hi: int, parts: int, dense_bits: int = 0, group: int = 0) -> Parts:
-        """Return the best cut of a range, or equal widths where these cost about as little.
+        """Return the best cut of a range, or equal widths if these cost about as little.
 
         Parameters
         ----------
@@ -145,9 +149,9 @@ class Spread:
             The range.
         parts : int
         dense_bits : int
-            Where the sums of parts are gathered as dense blocks, bits of a value; a zero takes one bit.
+            Bits of a value if the sums of parts are gathered as dense blocks; a zero takes one bit.
         group : int, default parts
-            Ranks of a group. Each group splits the range in as many sections of parts, and halves these among the groups: see
+            Ranks of a group. Each group splits the range into that many sections of parts, and halves these among the groups; see
             :func:`~sparseallreduce.algorithms.exchange.places_of`.
         """
         group = group or parts
@@ -159,9 +163,9 @@ class Spread:
         return self._found[key]
 
     def _in_bits(self) -> Counts:
-        """Return the bits of the sum below each place, as a share of all: of a value, and of a position by the shortest codec.
+        """Return the encoded size of the sum below each position, as a fraction: bits of values, and of positions by the shortest codec.
 
-        A stretch of the sum takes a bit for each of its positions, or less where these are far apart: 32 for each entry.
+        A range of the sum takes a bit for each of its positions, or, if entries are far apart, 32 bits for each entry.
         """
         edges = _cut(self._places, self._sum, _BINS)
         each = max(1, self.union // _BINS)
@@ -170,9 +174,9 @@ class Spread:
 
     @cached_property
     def crowding(self) -> tuple[float, float]:
-        """The share of all positions on which as many at random would be as far from each other: of entries, and of those of the sum.
+        """For the entries and for those of the sum, the fraction of positions on which as many random entries would be equally far apart.
 
-        The geometric mean, since an index takes as many bits as the logarithm of the distance to the next has.
+        It is a geometric mean, since an encoded index has as many bits as the logarithm of the distance to the next.
         """
         return self._crowding(self._entries), self._crowding(self._sum)
 
@@ -207,7 +211,7 @@ class Spread:
         groups = parts // group
 
         def loads(bounds: Counts, interleaved: bool) -> tuple[Counts, Counts, Counts]:
-            """Return the entries of sections, the sums of parts, and what a rank waits for in the allgather, a row for each cut."""
+            """Return the entries of sections, the sums of parts, and the amounts awaited in the allgather, with a row for each cut."""
             each = np.diff(_at(places, below, bounds), axis=-1)
             held = places_of(parts, group, interleaved)
             return each[0][:, held].reshape(-1, groups, group).sum(axis=1), each[1], _waited(each[2][:, held])
@@ -239,7 +243,7 @@ class Spread:
         return Parts(tuple(chosen.tolist()), Figures(*(max(1.0, figure) for figure in figures)))
 
     def _grouped(self, bounds: Counts, group: int, interleaved: bool) -> float:
-        """Return the entries that a group has in its fullest section, divided by the mean of all groups and sections."""
+        """Return the entries of the fullest section of a group, relative to the mean of all groups and sections."""
         places, weights, owners = self._given
         parts = len(bounds) - 1
         groups = parts // group
@@ -253,20 +257,20 @@ class Spread:
 
 
 def _below(weights: Counts) -> Counts:
-    """Return the share of all weights below each of some positions and their ends, half of whose own weight lies on either side."""
+    """Return the fraction of the total weight below each position and the ends; a position's own weight counts half on either side."""
     weights = weights >> max(0, int(weights.sum()).bit_length() - 40)
     ends = np.cumsum(weights)
     return _full(np.concatenate([[0], ends - weights // 2, ends[-1:]]))
 
 
 def _full(below: Counts) -> Counts:
-    """Return increasing numbers from zero on as shares of the last, which becomes ``UNIT`` unless all are zero."""
+    """Return increasing numbers as fractions of the last one, which becomes ``UNIT`` unless all are zero."""
     below = below >> max(0, int(below[-1]).bit_length() - 42)
     return below * UNIT // max(1, int(below[-1]))
 
 
 def _cut(places: Counts, below: Counts, parts: int) -> Counts:
-    """Return the bounds of parts as equal as possible, where so much lies below each place, and what lies between two is spread evenly."""
+    """Return the bounds of parts as equal as possible, given the amount below each position, with linear interpolation."""
     wanted = int(below[-1]) * np.arange(1, parts, dtype=np.int64) // parts
     after = np.clip(np.searchsorted(below, wanted), 1, len(below) - 1)
     low, high, first, last = below[after - 1], below[after], places[after - 1], places[after]
@@ -275,7 +279,7 @@ def _cut(places: Counts, below: Counts, parts: int) -> Counts:
 
 
 def _at(places: Counts, below: Counts, positions: Counts) -> Counts:
-    """Return how much lies below some positions; ``below`` may have more axes in front."""
+    """Return the interpolated amount below some positions; ``below`` may have leading axes."""
     after = np.clip(np.searchsorted(places, positions), 1, len(places) - 1)
     low, high, first, last = below[..., after - 1], below[..., after], places[after - 1], places[after]
     found: Counts = low + (high - low) * (positions - first) // np.maximum(last - first, 1)
@@ -283,7 +287,7 @@ def _at(places: Counts, below: Counts, positions: Counts) -> Counts:
 
 
 def _waited(sizes: Counts) -> Counts:
-    """Return what the slowest rank waits for, round by round, in an allgather of parts of these sizes, a row for each cut."""
+    """Return what the slowest rank waits for, summed over the rounds of an allgather of parts of these sizes, for each cut."""
     ranks, held = sizes.shape[1], 1
     waited = np.zeros(len(sizes), np.int64)
     if ranks == lower_power_of_two(ranks):

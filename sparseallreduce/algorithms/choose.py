@@ -1,4 +1,4 @@
-"""``algorithm="auto"``: the algorithm that the cost model expects to be the fastest."""
+"""Choose the algorithm for ``algorithm="auto"``: the one that the cost model expects to be fastest."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
     "rounded",
 ]
 
-LONG = 3e-4  # seconds that the entries of all other ranks take to arrive, from which on samples are worth their time
+LONG = 3e-4  # samples are worth their time if receiving the entries of all other ranks takes at least this many seconds
 # In the order of preference among equals.
 _CANDIDATES = (
     "ssar_recursive_doubling",
@@ -41,28 +41,28 @@ _CANDIDATES = (
 
 
 def choose(problem: Problem, machine: Machine) -> str:
-    """The name of the algorithm for a problem, of :func:`problem_of`. All ranks get the same answer from the same problem and machine."""
+    """Return the name of the fastest algorithm for a problem, of :func:`problem_of`; all ranks with the same inputs get the same name."""
     return _best(problem, machine)
 
 
 def choose_shortcut(problem: Problem, machine: Machine, predicted: Mapping[str, float]) -> str:
-    """The shortcut that ranks make ready for before they agree, if all have about as many entries; or the name of an algorithm.
+    """Return the shortcut that ranks prepare before they agree, assuming equal numbers of entries; or the name of an algorithm.
 
     Parameters
     ----------
     problem : Problem
-        Of :func:`problem_of`.
+        As returned by :func:`problem_of`.
     machine : Machine
     predicted : mapping
-        The seconds that each shortcut is expected to take, by name; "dense" is that of the dense sum, and always among them. An algorithm
-        that sends messages of its own is set up in the time that two of them take, while a shortcut begins with the agreement.
+        Expected seconds of each shortcut, by name; always includes "dense", the dense sum. An algorithm with messages of its own needs the
+        time of two more messages to start, while a shortcut starts with the agreement.
     """
     times = {name: time + 2 * machine.alpha for name, time in predicted_times(problem, machine).items() if name != "dense"}
     return _fastest({**times, **predicted}, machine)
 
 
 def predicted_times(problem: Problem, machine: Machine) -> dict[str, float]:
-    """Seconds that each algorithm is expected to take."""
+    """Return the expected seconds of each algorithm."""
     times = {name: predicted_time(name, problem, machine) for name in _CANDIDATES}
     if problem.hosts > 1 and problem.lanes > 1:
         times["hierarchical"] = predicted_time("hierarchical", problem, machine)
@@ -70,15 +70,16 @@ def predicted_times(problem: Problem, machine: Machine) -> dict[str, float]:
 
 
 def choose_levels(problem: Problem, machine: Machine) -> dict[str, str]:
-    """By what the ranks of a host add up, and those of a place of all hosts, as options of the hierarchical algorithm."""
+    """Return the options ``inner`` and ``outer`` of the hierarchical algorithm that are expected to be fastest."""
     outer = outer_problem(problem)
     return {"inner": SPLIT, "outer": choose(outer, machine) if outer.ranks > 1 else _CANDIDATES[0]}
 
 
 def is_worth_a_sample(stream: SparseStream, entries: float, ranks: int, machine: Machine, all_near: bool, least: float = LONG) -> bool:
-    """Return whether ranks with so many entries tell each other where these lie before they choose an algorithm for streams like this one.
+    """Return True if ranks with this many entries exchange samples of their positions before they choose an algorithm.
 
-    They do between hosts, where what they receive takes ``least`` seconds: the samples of 16 ranks take 0.6 ms, once in 16 sums or more.
+    They do between hosts, if receiving the entries takes at least ``least`` seconds: the samples of 16 ranks take 0.6 ms, and are exchanged
+    at most once in 16 sums.
     """
     if all_near or ranks < 2 or stream.on_device:
         return False
@@ -99,21 +100,21 @@ def problem_of(
     overlap: Overlap | None = None,
     hosts: Hosts | None = None,
 ) -> Problem:
-    """What the model is asked: streams like this one with so many entries, give or take 2 %, on each rank.
+    """Return the input of the cost model: streams like this one with ``entries`` entries (rounded to 2 %) on each rank.
 
     Parameters
     ----------
     stream : SparseStream
     entries : float
-        The mean over the ranks stands for the model's k.
+        Mean over the ranks, used as the model's k.
     ranks : int
     reduction : Reduction
     encoding : Encoding
-        How messages are written.
+        How messages are encoded.
     overlap : Overlap, optional
-        Of the ranks' sets; by default they are taken for uniformly random.
+        Overlap of the ranks' sets; by default positions are assumed to be uniformly random.
     hosts : Hosts, optional
-        Where the ranks are; by default nothing is known of it.
+        Layout of the ranks; by default unknown.
     """
     problem = Problem(
         entries=rounded(entries),
@@ -135,7 +136,7 @@ def problem_of(
 
 @lru_cache(maxsize=256)
 def informed(problem: Problem, overlap: Overlap) -> Problem:
-    """The same, of which it is known how the sets overlap, and where they lie."""
+    """Return the problem with what is known of the overlap of the sets, and of the positions of entries."""
     problem, spread = problem._replace(union=overlap.union), overlap.spread
     if spread is None:
         return problem
@@ -162,6 +163,6 @@ def _fastest(times: Mapping[str, float], machine: Machine) -> str:
 
 
 def rounded(entries: float) -> float:
-    """``entries`` to six binary digits, less than 2 % off: asking the model takes 16 microseconds, remembering its answer 2."""
+    """Return ``entries`` rounded to six binary digits (2 %), so that the model's answers can be cached: 2 microseconds instead of 16."""
     mantissa, exponent = math.frexp(entries)
     return math.ldexp(round(mantissa * 64), exponent - 6)

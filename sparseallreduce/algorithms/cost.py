@@ -1,7 +1,7 @@
-"""What an algorithm costs: the alpha-beta model of thesis section 3.1.1 with a gamma for the additions, and table 3.1.
+"""The cost of algorithms: the alpha-beta model of thesis section 3.1.1 with a gamma for additions, and table 3.1.
 
-All predictions are made of sums, products and quotients alone, which IEEE 754 rounds alike on every machine, so that ranks which
-start from the same numbers choose the same algorithm.
+All predictions use only sums, products and quotients, which IEEE 754 rounds identically on every machine, so that ranks with the same
+inputs choose the same algorithm.
 """
 
 from __future__ import annotations
@@ -37,48 +37,48 @@ __all__ = [
     "without_copies",
 ]
 
-_CACHED = 1 << 22  # bytes of an array with which gamma_dense is measured
-OVERLAP = 0.9  # share of the work on a message of many pieces that is done while it travels, as it was measured
-# Of a GPU nothing is known before it is measured. Until then bytes take what specification sheets promise, which no machine quite reaches:
-# a link of PCI Express with 16 lanes of 16 GT/s each way, 128 of 130 bits data ("PCI Express Base Specification", revision 4.0), and the
-# memory of an A100 with 80 GB of HBM2e, 2,039 GB/s ("NVIDIA A100 Tensor Core GPU" data sheet). No sheet has latencies: these are guesses.
+_CACHED = 1 << 22  # size in bytes of the array with which gamma_dense is measured
+OVERLAP = 0.9  # measured fraction of the work on a message of many pieces that overlaps with its transfer
+# Constants of a GPU before it is measured: bytes take the time given in specification sheets, a lower bound. A link of PCI Express with 16
+# lanes of 16 GT/s each way, 128 of 130 bits data ("PCI Express Base Specification", revision 4.0), and the
+# memory of an A100 with 80 GB of HBM2e, 2,039 GB/s ("NVIDIA A100 Tensor Core GPU" data sheet). Latencies are guesses.
 PCIE4_X16 = 16e9 * 16 * 128 / 130 / 8  # bytes a second each way
 HBM2E = 2.039e12  # bytes a second
 _COPY_LATENCY, _LAUNCH_LATENCY = 1e-5, 2e-5  # seconds
-_MERGED = 4 + 8 + 8  # bytes that a merge moves for an entry it reads: its index is counted, then the entry read and written
+_MERGED = 4 + 8 + 8  # bytes moved by a merge for each entry: the index is counted, then the entry read and written
 
-_LEAST_GAIN = 0.9  # of the bytes of a dense stream that its non-zeros and a bitmap may take, as where messages are written
+_LEAST_GAIN = 0.9  # as in the choice of codecs for messages
 
 
 class Machine(NamedTuple):
-    """The constants of a network and of the processors on it."""
+    """The constants of a network and of its processors."""
 
-    alpha: float = 2e-6  # seconds a message
-    beta: float = 1e-10  # seconds a byte
-    gamma: float = 2e-9  # seconds an entry read by a sparse reduction
-    gamma_dense: float = 3e-10  # seconds a value written by a dense one
-    beta_dense: float = 2e-10  # seconds a byte and hop of the dense allreduce, its additions included
+    alpha: float = 2e-6  # seconds per message
+    beta: float = 1e-10  # seconds per byte
+    gamma: float = 2e-9  # seconds per entry read by a sparse reduction
+    gamma_dense: float = 3e-10  # seconds per value written by a dense one
+    beta_dense: float = 2e-10  # seconds per byte and hop of the dense allreduce, including additions
     alpha_dense: float | None = None  # seconds of the dense allreduce of a few bytes; by default 2 log2(P) alpha
-    beta_blocking: float | None = None  # as beta_dense, of one that ranks wait for inside MPI; by default the same
-    trust: float = 1.0  # share of the dense allreduce's time that another algorithm must be expected to stay below
-    codec: float = 0.0  # seconds to write an index as a gap and read it again; 0 where messages go as they lie in memory
-    overlap: float = 0.0  # share of the work on a message of many pieces that is done while it travels
-    alpha_local: float | None = None  # as alpha and beta, between ranks of one host; by default the same
+    beta_blocking: float | None = None  # beta_dense of a blocking MPI call; by default the same
+    trust: float = 1.0  # another algorithm must be predicted to take less than this fraction of the dense allreduce's time
+    codec: float = 0.0  # seconds to encode and decode an index as a gap; 0 if messages are not encoded
+    overlap: float = 0.0  # fraction of the work on a message of many pieces that overlaps with its transfer
+    alpha_local: float | None = None  # alpha and beta between ranks of one host; by default the same
     beta_local: float | None = None
-    gamma_far: float | None = None  # as gamma_dense, where arrays do not fit into the caches; by default the same
-    # Of a GPU, where streams lie on one:
-    gamma_device: float = _MERGED / HBM2E  # as gamma and gamma_dense
+    gamma_far: float | None = None  # gamma_dense for arrays that do not fit into the caches; by default the same
+    # For streams on a GPU:
+    gamma_device: float = _MERGED / HBM2E  # gamma and gamma_dense
     gamma_dense_device: float = 4 / HBM2E
-    alpha_device: float = _LAUNCH_LATENCY  # seconds of a reduction whatever it reads: kernels start, and the host waits for a length
-    alpha_to_host: float = _COPY_LATENCY  # seconds of a copy to the host, and of a byte of it
+    alpha_device: float = _LAUNCH_LATENCY  # fixed seconds of a reduction: kernels start, and the host waits for a length
+    alpha_to_host: float = _COPY_LATENCY  # seconds per copy to the host, and per byte
     beta_to_host: float = 1 / PCIE4_X16
-    alpha_to_device: float = _COPY_LATENCY  # likewise back
+    alpha_to_device: float = _COPY_LATENCY  # the same for copies to the device
     beta_to_device: float = 1 / PCIE4_X16
 
     def dense_pass(self, values: float, nbytes: float, on_device: bool = False) -> float:
-        """Seconds of a pass that writes so many values, of an array of so many bytes: what is beyond the caches takes gamma_far.
+        """Return the seconds of a pass that writes ``values`` values of an array of ``nbytes`` bytes; beyond the caches it takes gamma_far.
 
-        On a GPU, whose caches are small beside what it moves, every value takes as long.
+        On a GPU, whose caches are small compared with the data, every value takes the same time.
         """
         if on_device:
             return self.alpha_device + self.gamma_dense_device * values
@@ -88,42 +88,42 @@ class Machine(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """What is to be reduced: k entries on each of P ranks, in dimension N (thesis section 3.1.2)."""
+    """A reduction to be predicted: k entries on each of P ranks, in dimension N (thesis section 3.1.2)."""
 
     entries: float  # k
     size: int  # N
     ranks: int  # P
-    value_bytes: int = 4  # of a value, or of a row: isize
+    value_bytes: int = 4  # size of a value, or of a row: isize
     index_bytes: int = 4  # c
     switch_density: float | None = None  # as in SparseStream
-    sent_bytes: float | None = None  # of a value on its way, where a value codec makes it another
+    sent_bytes: float | None = None  # encoded size of a value, if a value codec changes it
     index_codec: str = "auto"  # as in allreduce
-    union: tuple[tuple[int, float], ...] = ()  # (m, entries of the sum of m ranks' streams for each that they put in); else uniform
-    lopsided: float = 1.0  # entries of the rank with most for each of a rank on average
-    crowding: tuple[float, float] = (1.0, 1.0)  # as of Spread: of the entries of a rank, and of the sum
-    parts: Figures = Figures()  # where the index space is cut for all ranks
-    blocks: Figures = Figures()  # the same for dense blocks
-    early_blocks: Figures = Figures()  # and where groups of ranks split, and each part is halved among the groups
-    host_parts: Figures = Figures()  # and for those of a host
-    local: int = 1  # ranks next to each other that are on one host
+    union: tuple[tuple[int, float], ...] = ()  # (m, entries of the sum of m ranks' streams per input entry); by default uniform
+    lopsided: float = 1.0  # entries of the rank with most, relative to the mean
+    crowding: tuple[float, float] = (1.0, 1.0)  # as in Spread: of a rank's entries, and of the sum
+    parts: Figures = Figures()  # loads of the cut for all ranks
+    blocks: Figures = Figures()  # loads of the cut into dense blocks
+    early_blocks: Figures = Figures()  # loads if groups of ranks split, and halve each part among the groups
+    host_parts: Figures = Figures()  # loads of the cut for the ranks of a host
+    local: int = 1  # consecutive ranks on one host
     hosts: int = 1
     lanes: int = 1  # ranks of the smallest host
-    share_memory: bool = False  # whether on every host the ranks hand each other parts in memory
-    on_device: bool = False  # whether streams lie on a GPU, from where messages are copied to the host, and back
+    share_memory: bool = False  # whether the ranks of every host exchange parts in shared memory
+    on_device: bool = False  # whether streams are on a GPU, with messages copied to the host and back
 
     def bytes(self, entries: float, extent: float) -> float:
-        """Of a stream with ``entries`` on ``extent`` positions as it lies in memory, in the form that is smaller."""
+        """Return the size of an unencoded stream with ``entries`` on ``extent`` positions, in the smaller form."""
         if entries > self.limit(extent):
             return extent * self.value_bytes
         return entries * (self.value_bytes + self.index_bytes)
 
     def limit(self, extent: float) -> float:
-        """phi: entries above which a stream on ``extent`` positions is dense (thesis section 4.1.2)."""
+        """Return phi: the number of entries above which a stream on ``extent`` positions is dense (thesis section 4.1.2)."""
         limit = extent * self.value_bytes / (self.value_bytes + self.index_bytes)
         return limit if self.switch_density is None else min(limit, extent * self.switch_density)
 
     def crowded(self, density: float) -> float:
-        """The share of a range on which as many entries at random are as far apart as those of a stream of this density."""
+        """Return the fraction of a range on which as many random entries are as far apart as those of a stream of this density."""
         of_rank, of_sum = self.crowding
         if of_rank == of_sum == 1.0:
             return 1.0
@@ -132,13 +132,13 @@ class Problem(NamedTuple):
         return of_rank + min(max(place, 0.0), 1.0) * (of_sum - of_rank)
 
     def fullest(self, ranks: int) -> float:
-        """Return the entries of the group of `ranks` that holds the fullest rank, divided by the mean of all groups."""
+        """Return the entries of the group of `ranks` that contains the fullest rank, relative to the mean of all groups."""
         if self.lopsided == 1.0:
             return 1.0
         return (self.lopsided + (ranks - 1) * (self.ranks - self.lopsided) / (self.ranks - 1)) / ranks
 
     def held(self, ranks: int) -> float:
-        """Expected entries of the sum of the streams of so many ranks."""
+        """Return the expected number of entries of the sum of ``ranks`` ranks' streams."""
         if not self.union:
             return expected_size(self.entries, self.size, ranks)
         before, low = self.union[0]
@@ -151,22 +151,22 @@ class Problem(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """A message, or what all ranks send in one step."""
+    """A message, or everything that is sent in one step."""
 
     nbytes: float
-    coding: float  # seconds to write and to read it
+    coding: float  # seconds to encode and decode it
 
     def time(self, alpha: float, beta: float, machine: Machine, work: float = 0.0) -> float:
-        """Seconds until it has arrived and ``work`` of so many seconds is done on it."""
+        """Return the seconds until it has arrived and ``work`` seconds of work on it are done."""
         wire, busy = self.nbytes * beta, self.coding + work
         pieces = max(self.nbytes / piece_bytes(self.nbytes), 1.0)
         return alpha + wire + busy - machine.overlap * (1.0 - 1.0 / pieces) * min(wire, busy)
 
 
 def transfer(problem: Problem, machine: Machine, entries: float, extent: float, local: bool = False, dense: bool = False) -> Transfer:
-    """A stream with ``entries`` on ``extent`` positions as a message, by the codec that the runtime would choose.
+    """Return the message for a stream with ``entries`` on ``extent`` positions, with the codec that the runtime would choose.
 
-    ``local`` is one inside a host, and ``dense`` one that is dense however few its entries are.
+    ``local`` is True inside a host. ``dense`` forces the dense form.
     """
     dense = dense or entries > problem.limit(extent)
     if local or not machine.codec or problem.index_codec == "plain":
@@ -192,17 +192,19 @@ def transfer(problem: Problem, machine: Machine, entries: float, extent: float, 
 
 
 def expected_size(entries: float, size: float, ranks: int) -> float:
-    """E[K] = f(k, N, P): the entries of the sum of P streams of k entries at uniformly random positions (thesis section 3.2.1).
+    """Return E[K] = f(k, N, P): the expected entries of the sum of P streams of k entries at uniformly random positions (thesis 3.2.1).
 
-    The paper's alternating sum in closed form: N (1 - (1 - k/N)**P).
+    The paper's alternating sum in closed form is N (1 - (1 - k/N)**P).
 
+    Examples
+    --------
     >>> round(expected_size(16, 512, 2), 6)
     31.5
     """
     if size == 0:
         return 0.0
     absent, power, base = 1.0, ranks, 1.0 - entries / size
-    while power:  # by repeated squaring: pow() may differ in the last bit from one C library to another
+    while power:  # by repeated squaring, since pow() may differ in the last bit between C libraries
         if power & 1:
             absent *= base
         base *= base
@@ -211,29 +213,29 @@ def expected_size(entries: float, size: float, ranks: int) -> float:
 
 
 def predicted_time(name: str, problem: Problem, machine: Machine) -> float:
-    """Seconds that algorithm ``name`` takes for uniformly random positions.
+    """Return the predicted seconds of algorithm ``name``.
 
     Parameters
     ----------
     name : str
-        One of :func:`~sparseallreduce.algorithms.algorithms`, "auto" apart.
+        One of :func:`~sparseallreduce.algorithms.algorithms`, except "auto".
     problem : Problem
     machine : Machine
 
     Notes
     -----
-    With gamma = 0 and streams below the switch point these are the expected bandwidths of thesis table 3.1; ranks in excess of a
-    power of two add one message at each end, for the algorithms that need it.
+    With gamma = 0 and sparse streams at uniformly random positions these are the expected bandwidths of thesis table 3.1; ranks in excess
+    of a power of two add one message at each end, for the algorithms that need it.
     """
     return _MODELS[name](problem, machine)
 
 
 def shared_split_time(problem: Problem, machine: Machine) -> float:
-    """Seconds of a split in memory that the ranks share: a rank copies its stream, adds up its part, copies that, and waits twice.
+    """Return the seconds of a split in shared memory: a rank copies its stream, adds its part, copies that, and waits twice.
 
-    An entry is copied in half the time that a merge takes for one it reads, and each wait takes as long as a dense sum of next to
-    nothing. With 30 microseconds besides, that fits what short streams took with 2, 4 and 8 ranks on 2 cores when parts were copied; two
-    parts no longer are.
+    Copying an entry takes half the time that a merge takes to read one, and each wait takes as long as a dense sum of a few bytes. With 30
+    microseconds in addition, this fits measurements of short streams with 2, 4 and 8 ranks on 2 cores in which parts were copied; with two
+    parts they no longer are.
     """
     copied = problem.entries + problem.held(problem.ranks) / problem.ranks
     wait = machine.alpha if machine.alpha_dense is None else machine.alpha_dense
@@ -241,24 +243,21 @@ def shared_split_time(problem: Problem, machine: Machine) -> float:
 
 
 def sent_bytes(name: str, problem: Problem, machine: Machine) -> float:
-    """Bytes that arrive at the busiest rank: the time on a network where nothing else takes any."""
+    """Return the bytes received by the busiest rank: the predicted time on a network where only bytes take time."""
     bytes_alone = Machine(0.0, machine.beta, 0.0, 0.0, machine.beta, 0.0, 0.0, codec=machine.codec, overlap=0.0)
     free = _MODELS[name](problem._replace(local=1, on_device=False), bytes_alone)
     return free / machine.beta if machine.beta else 0.0
 
 
 def copy_time(name: str, problem: Problem, machine: Machine) -> float:
-    """Seconds of these that copies between a GPU and the host take; none where streams lie on the host.
-
-    They are copies of what is sent and of what comes, and overlap with nothing.
-    """
+    """Return the part of the predicted seconds spent on copies between GPU and host, without overlap; 0 for streams on the host."""
     if not problem.on_device:
         return 0.0
     return max(_MODELS[name](problem, machine) - _MODELS[name](problem, without_copies(machine)), 0.0)
 
 
 def without_copies(machine: Machine) -> Machine:
-    """The same machine, between whose hosts and GPUs copies take no time."""
+    """Return the machine with copies between GPUs and hosts that take no time."""
     return machine._replace(alpha_to_host=0.0, beta_to_host=0.0, alpha_to_device=0.0, beta_to_device=0.0)
 
 
@@ -267,7 +266,7 @@ def rounds(ranks: int) -> int:
 
 
 def _copied(problem: Problem, machine: Machine, to_host: float, to_device: float, copies: float = 1) -> float:
-    """Of so many copies to the host, of together so many bytes, and as many back; nothing where streams lie there, or stay."""
+    """Return the seconds of copies to the host and back, given the total bytes in each direction; 0 for streams on the host."""
     if not problem.on_device or problem.ranks == 1:
         return 0.0
     latency = machine.alpha_to_host + machine.alpha_to_device
@@ -275,12 +274,12 @@ def _copied(problem: Problem, machine: Machine, to_host: float, to_device: float
 
 
 def _merge_time(problem: Problem, machine: Machine, entries: float) -> float:
-    """Of a sparse reduction that reads so many entries."""
+    """Return the seconds of a sparse reduction that reads ``entries`` entries."""
     return machine.alpha_device + machine.gamma_device * entries if problem.on_device else machine.gamma * entries
 
 
 def _pass_time(problem: Problem, machine: Machine, values: float) -> float:
-    """Of writing so many values of a dense array in the caches, or on a GPU."""
+    """Return the seconds of writing ``values`` values of a dense array in the caches, or on a GPU."""
     return machine.alpha_device + machine.gamma_dense_device * values if problem.on_device else machine.gamma_dense * values
 
 
@@ -294,7 +293,10 @@ def step_time(
     streams: float = 1,
     dense: bool = False,
 ) -> float:
-    """Of a message to the rank at a distance, of so many streams with ``entries`` on ``extent`` positions each, and of work on it."""
+    """Return the seconds of a message to the rank at ``distance``, and of ``work`` on it.
+
+    The message holds ``streams`` streams with ``entries`` entries on ``extent`` positions each.
+    """
     local = distance < problem.local
     each = transfer(problem, machine, entries, extent, local, dense)
     whole = Transfer(streams * each.nbytes, streams * each.coding)
@@ -311,7 +313,7 @@ def step_time(
 
 
 def pair_time(problem: Problem, machine: Machine, entries: float, extent: float) -> float:
-    """Of reducing two streams of ``entries`` each on ``extent`` positions."""
+    """Return the seconds of reducing two streams of ``entries`` each on ``extent`` positions."""
     if entries > problem.limit(extent):
         return _pass_time(problem, machine, extent)
     if 2 * entries > problem.limit(extent):
@@ -320,7 +322,7 @@ def pair_time(problem: Problem, machine: Machine, entries: float, extent: float)
 
 
 def tree_time(problem: Problem, machine: Machine, parts: int) -> float:
-    """Of reducing the streams of all ranks on one of so many parts of the index space, as a balanced tree."""
+    """Return the seconds of reducing all ranks' streams, as a balanced tree, on one of ``parts`` parts of the index space."""
     time, nodes, size = 0.0, problem.ranks, 1
     while nodes > 1:
         time += nodes // 2 * pair_time(problem, machine, problem.held(size) / parts, problem.size / parts)
@@ -329,7 +331,7 @@ def tree_time(problem: Problem, machine: Machine, parts: int) -> float:
 
 
 def concatenation_time(problem: Problem, machine: Machine, entries: float, extent: float) -> float:
-    """Of joining the parts of all ranks; an entry is copied in half the time that a merge takes for one it reads (0.43 to 0.51)."""
+    """Return the seconds of joining all ranks' parts; an entry takes half as long (0.43 to 0.51) as in a merge."""
     if entries > problem.limit(extent):
         return _pass_time(problem, machine, extent * problem.ranks)
     return _merge_time(problem, machine, entries * problem.ranks / 2)
@@ -345,7 +347,7 @@ def gather_time(
 ) -> float:
     """Return the predicted seconds of an allgather of one stream a rank, by recursive doubling or by dissemination.
 
-    ``fullest`` maps a number of ranks to the entries of the fullest group of so many, divided by the mean of such groups.
+    ``fullest`` maps a number of ranks to the entries of the fullest group of that many, relative to the mean of such groups.
     """
     time, held, core = 0.0, 1, lower_power_of_two(problem.ranks)
     while held < problem.ranks:
@@ -383,7 +385,7 @@ def _ssar_recursive_doubling(problem: Problem, machine: Machine) -> float:
 
 
 def split_time(problem: Problem, machine: Machine, work: float, fullest: float = 1.0) -> float:
-    """The split phase, and the work on what arrives; ``fullest`` is how many times the entries of a mean part come to the fullest."""
+    """Return the seconds of the split phase and of ``work``; ``fullest`` is the entries of the fullest part relative to the mean."""
     ranks = problem.ranks
     if ranks == 1:
         return work
@@ -431,10 +433,7 @@ def _ssar_ring(problem: Problem, machine: Machine) -> float:
 
 
 def _dense_gather(problem: Problem, machine: Machine, gathered: float = 1.0) -> float:
-    """The allgather of dense blocks, and the vector that they make up; ``gathered`` as of Figures.
-
-    All of it takes place on the host.
-    """
+    """Return the seconds of an allgather of dense blocks on the host; ``gathered`` as in Figures."""
     extent = gathered * problem.size / problem.ranks
     entries = min(gathered * problem.held(problem.ranks) / problem.ranks, extent)
     time = gather_time(problem._replace(on_device=False), machine, entries, extent, dense=True)
@@ -443,7 +442,10 @@ def _dense_gather(problem: Problem, machine: Machine, gathered: float = 1.0) -> 
 
 
 def _block_time(problem: Problem, machine: Machine, parts: int) -> float:
-    """Of filling a dense block, one of so many parts, and of adding streams to it: an entry takes a cache line, or all lines are taken."""
+    """Return the seconds of filling a dense block, one of ``parts`` parts, and of adding streams to it.
+
+    An entry takes a cache line, unless all lines are written.
+    """
     extent = problem.size / parts
     lines = min(problem.entries / parts * max(CACHE_LINE / problem.value_bytes, 1.0), extent)
     written = machine.dense_pass(extent + parts * lines, extent * problem.value_bytes, problem.on_device)
@@ -478,7 +480,7 @@ def _dsar_early_switch(problem: Problem, machine: Machine) -> float:
 
 
 def outer_problem(problem: Problem) -> Problem:
-    """What the ranks at one place of all hosts have to reduce, once each host has added up: a part of it, of each host."""
+    """Return the reduction between hosts once each host has added its streams: a part for the ranks at one place of all hosts."""
     each = problem.ranks / problem.hosts
     held = problem.held(max(1, round(each)))
     union: tuple[tuple[int, float], ...] = ()

@@ -1,4 +1,4 @@
-"""The dense baseline: MPI's own allreduce, and Rabenseifner's algorithm where there is none (thesis section 3.3.1, figure 3.8)."""
+"""The dense baseline: MPI's own allreduce, or Rabenseifner's algorithm if MPI has none (thesis section 3.3.1, figure 3.8)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["dense", "join_blocks", "rabenseifner"]
 
 
 def dense(stream: SparseStream, rank: int, ranks: int, reduction: Reduction) -> Schedule:
-    """Make the stream dense, and leave it to the network's dense allreduce.
+    """Convert the stream to dense and reduce it by the network's dense allreduce.
 
     Latency 2 log2(P) alpha, bandwidth 2 (P - 1)/P N beta with Rabenseifner's algorithm (thesis table 3.1).
     """
@@ -24,9 +24,9 @@ def dense(stream: SparseStream, rank: int, ranks: int, reduction: Reduction) -> 
 
 
 def rabenseifner(stream: SparseStream, rank: int, ranks: int, reduction: Reduction) -> Schedule:
-    """Rabenseifner's allreduce of a dense stream: a reduce-scatter by recursive halving, an allgather by recursive doubling.
+    """Reduce a dense stream by Rabenseifner's algorithm: a reduce-scatter by recursive halving, an allgather by recursive doubling.
 
-    Ranks in excess of a power of two hand over their stream first and receive the result last.
+    Ranks in excess of a power of two send their stream first and receive the result last.
     """
     core = lower_power_of_two(ranks)
     mine = yield from fold(stream, rank, ranks, core, reduction)
@@ -37,7 +37,7 @@ def rabenseifner(stream: SparseStream, rank: int, ranks: int, reduction: Reducti
 
 
 def join_blocks(block: SparseStream, rank: int, ranks: int, reduction: Reduction) -> Generator[Step, Any, SparseStream]:
-    """The allgather of dense blocks that cover the whole range between them, in any order of the ranks."""
+    """Gather dense blocks that together cover the whole range, in any order of the ranks."""
     blocks = yield from gather_parts(block, rank, ranks)
     filled = sorted((other for other in blocks if other.extent), key=lambda other: other.lo)
     return reduction.densify(concatenate(filled, reduction)) if filled else block

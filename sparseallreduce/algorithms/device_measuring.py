@@ -1,4 +1,4 @@
-"""The constants of the cost model for streams on a GPU: what its kernels take, and copies to the host and back."""
+"""Measure the constants of the cost model for streams on a GPU: kernels, and copies to and from the host."""
 
 from __future__ import annotations
 
@@ -19,24 +19,23 @@ _REPETITIONS = 5  # of which the first compiles
 def measure_device(
     xp: Any, sharing: float = 1.0, *, entries: int = 1 << 20, size: int = 1 << 24, nbytes: int = 1 << 24
 ) -> Generator[Step, Any, dict[str, float]]:
-    """What this rank finds of its GPU: each is the fastest of some repetitions, tens of milliseconds in all.
+    """Measure the constants of this rank's GPU, each as the fastest of several repetitions; tens of milliseconds in total.
 
-    Copies are of one byte and of many, in memory as arrays have it; reductions of streams of 16 entries and of many; and a dense array is
-    filled. Kernels are waited for.
+    It copies one byte and many, in pageable memory, reduces streams of 16 entries and of many, and fills a dense array, waiting for
+    kernels.
 
     Parameters
     ----------
     xp : module
-        CuPy, or what stands for it.
-    sharing : float
-        Ranks to a GPU: what was fast while the others waited takes so much longer when all use it.
+        CuPy, or a compatible module. sharing : float
+            Ranks per GPU, by which times are multiplied, since other ranks were idle during the measurement.
     entries, size, nbytes : int
-        Of each of two streams, of the dense array, and of a copy.
+        Sizes of each of two streams, of the dense array, and of a copy.
 
     Returns
     -------
     dict
-        By the names of the fields of :class:`~sparseallreduce.Machine`, in seconds.
+        Values in seconds for fields of :class:`~sparseallreduce.Machine`.
     """
     reduction, device = Reduction(), xp.cuda.Device()
 
@@ -72,6 +71,6 @@ def measure_device(
 
 
 def _strided(entries: int, offset: int) -> SparseStream:
-    """Every eighth index from an offset on, so that two do not become dense."""
+    """Return a stream with every eighth index from an offset on, so that the sum of two stays sparse."""
     indices = np.arange(entries, dtype=np.uint32) * np.uint32(8) + np.uint32(offset)
     return SparseStream._sparse_form(indices, np.ones(entries, np.float32), 8 * entries)

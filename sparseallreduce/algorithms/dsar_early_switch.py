@@ -24,31 +24,30 @@ from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["GROUP_SIZE", "core_of", "dsar_early_switch"]
 
-GROUP_SIZE = 8  # by default
+GROUP_SIZE = 8  # default
 
 
 def dsar_early_switch(
     stream: SparseStream, rank: int, ranks: int, reduction: Reduction, group_size: int = GROUP_SIZE, cut: Cutter | None = None
 ) -> Schedule:
-    """Where the sum over a few ranks is dense already, the rest of the way is a dense reduce-scatter.
+    """Reduce sparsely within groups, and, since the sum of a few ranks is already dense, by a dense reduce-scatter between groups.
 
     The algorithm has four steps:
 
-    1. If P is not ``group_size`` times a power of two, the ranks in excess hand their streams to a rank below.
-    2. Split within each group of g ranks: the index space is cut in g, and every rank adds up one part, densely.
+    1. If P is not ``group_size`` times a power of two, the ranks in excess send their streams to a lower rank.
+    2. Split within each group of g ranks: the index space is cut into g parts, and every rank adds one part, densely.
     3. Dense reduce-scatter by recursive halving among the ranks that hold the same part, one of each group.
     4. Dense allgather of the blocks of about N/P over all ranks.
 
-    Latency ((g - 1) + log2(P/g) + log2 P) alpha; bandwidth ((g - 1)/g k + (1/g - 1/P) N + (P - 1)/P N) beta for uniform indices:
-    fewer messages than DSAR_Split_AG where P is large.
+    Latency ((g - 1) + log2(P/g) + log2 P) alpha; bandwidth ((g - 1)/g k + (1/g - 1/P) N + (P - 1)/P N) beta for uniform indices: fewer
+    messages than DSAR_Split_AG if P is large.
 
     Parameters
     ----------
     group_size : int, default 8
-        Ranks of a group, the paper's g; all ranks are one group if there are no more than that.
-    cut : callable, optional
-        Of the index space into parts, by where the ranks' entries lie; by default they are of equal widths. Parts of other widths are
-        interleaved: a rank's section has every g-th of them, so that frequent positions are spread over all sections.
+        Ranks of a group, g in the paper; there is one group if there are no more ranks. cut : callable, optional
+            Returns the bounds of parts, based on where the ranks' entries are; by default parts have equal widths. Parts of unequal widths
+            are interleaved: a rank's section consists of every g-th part, so that frequent positions are spread over all sections.
     """
     group, groups = core_of(ranks, group_size)
     core = group * groups
@@ -77,17 +76,17 @@ def dsar_early_switch(
 
 
 def _add(sums: Sequence[DenseBlock], place: int, parts: Sequence[SparseStream]) -> None:
-    """Add the parts of the rank at a place to their sums."""
+    """Add the parts of the rank at ``place`` to their sums."""
     for each, part in zip(sums, parts, strict=True):
         each.add(place, part)
 
 
 def core_of(ranks: int, group_size: int = GROUP_SIZE) -> tuple[int, int]:
-    """Return the ranks of a group, and how many such groups, a power of two, take part."""
+    """Return the number of ranks of a group, and the number of groups, a power of two, that take part."""
     group = min(group_size, ranks)
     return group, lower_power_of_two(ranks // group)
 
 
 def _partner(rank: int, group: int, distance: int) -> int:
-    """The rank at the same place of the group whose number differs in the bit ``distance``."""
+    """Return the rank at the same place of the group whose number differs in the bit ``distance``."""
     return (rank // group ^ distance) * group + rank % group

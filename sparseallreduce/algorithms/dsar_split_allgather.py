@@ -16,21 +16,20 @@ __all__ = ["DenseBlock", "dsar_split_allgather"]
 def dsar_split_allgather(
     stream: SparseStream, rank: int, ranks: int, reduction: Reduction, cut: Cutter | None = None
 ) -> Schedule:
-    """As SSAR_Split_AlGa, where the sum is known to be too full for indices to pay.
+    """Split the index space as SSAR_Split_AlGa, with dense sums, for sums known to be too full for sparse forms.
 
     The algorithm has two steps:
 
-    1. Split: every part of the sparse stream is sent straight to the rank that is responsible for it, which adds up what arrives
-       in a dense block.
+    1. Split: every part of the sparse stream is sent directly to the rank responsible for it, which adds what arrives in a dense block.
     2. Dense allgather of the blocks.
 
-    Latency ((P - 1) + log2 P) alpha; bandwidth from (P - 1)/P N beta to (k + (P - 1)/P N) beta, (P - 1)/P (k + N) beta expected
-    for uniform indices (thesis table 3.1).
+    Latency ((P - 1) + log2 P) alpha; bandwidth from (P - 1)/P N beta to (k + (P - 1)/P N) beta, (P - 1)/P (k + N) beta expected for uniform
+    indices (thesis table 3.1).
 
     Parameters
     ----------
     cut : callable, optional
-        Of the index space into parts, by where the ranks' entries lie; by default they are of equal widths.
+        Returns the bounds of parts, based on where the ranks' entries are; by default parts have equal widths.
     """
     bounds = bounds_of(stream, ranks, cut)
     block = DenseBlock(reduction, ranks)
@@ -40,7 +39,7 @@ def dsar_split_allgather(
 
 
 class DenseBlock:
-    """A dense sum of ``count`` streams on one range, added in the order of their positions, in whichever order they come."""
+    """A dense sum of ``count`` streams on one range, added in the order of their positions, whatever their order of arrival."""
 
     def __init__(self, reduction: Reduction, count: int) -> None:
         self._reduction = reduction
@@ -50,7 +49,7 @@ class DenseBlock:
         self._sum: SparseStream | None = None
 
     def add(self, position: int, stream: SparseStream) -> None:
-        """Take the stream of ``position``, and add it if all before it were."""
+        """Accept the stream at ``position``, and add it once all streams before it have been added."""
         self._early[position] = stream
         while self._next in self._early:
             stream = self._early.pop(self._next)
@@ -58,6 +57,6 @@ class DenseBlock:
             self._next += 1
 
     def result(self) -> SparseStream:
-        """The sum, once all streams were added."""
+        """Return the sum, once all streams have been added."""
         assert self._sum is not None and self._next == self._count
         return self._sum

@@ -1,4 +1,4 @@
-"""Patterns that several algorithms share: folding to a power of two, the split phase, and gathering over all ranks."""
+"""Communication patterns shared by algorithms: folding to a power of two, the split phase, and gathering over all ranks."""
 
 from __future__ import annotations
 
@@ -26,13 +26,15 @@ __all__ = [
 
 
 def lower_power_of_two(ranks: int) -> int:
-    """The largest power of two that is not above ``ranks``."""
+    """Return the largest power of two that is not above ``ranks``."""
     return 1 << (ranks.bit_length() - 1)
 
 
 def halvings(ranks: int) -> list[int]:
-    """The distances of recursive halving over a power of two of ranks: half of them, a quarter, ... 1.
+    """Return the distances of recursive halving over a power of two of ranks: half of them, a quarter, ..., 1.
 
+    Examples
+    --------
     >>> halvings(8)
     [4, 2, 1]
     """
@@ -40,11 +42,13 @@ def halvings(ranks: int) -> list[int]:
 
 
 def places_of(parts: int, group: int, interleaved: bool) -> list[int]:
-    """Return the part that each rank ends up with, where groups of ranks split, and halve their sections among the groups.
+    """Return the part that each rank ends up with, if groups of ranks split, and halve their sections among the groups.
 
-    A rank takes the section of its place in its group: adjoining parts, or every so many-th if they are interleaved. Of such sections each
-    half has every second part, so that neighbouring parts, which may be alike, are apart as long as possible.
+    A rank takes the section of its place in its group: adjacent parts, or every ``group``-th part if interleaved. Interleaved sections are
+    halved by alternate parts, so that neighbouring parts, which may be similar, are separated as long as possible.
 
+    Examples
+    --------
     >>> places_of(8, 2, False), places_of(8, 2, True)
     ([0, 4, 1, 5, 2, 6, 3, 7], [0, 1, 4, 5, 2, 3, 6, 7])
     """
@@ -56,9 +60,9 @@ def places_of(parts: int, group: int, interleaved: bool) -> list[int]:
 
 
 def fold(stream: SparseStream, rank: int, ranks: int, core: int, reduction: Reduction) -> Generator[Step, Any, SparseStream | None]:
-    """The pre-step for ranks in excess of ``core`` (thesis section 3.1.4): rank ``core + i`` hands its stream to rank ``i``.
+    """Send the streams of ranks in excess of ``core`` to lower ranks (thesis section 3.1.4): rank ``core + i`` to rank ``i``.
 
-    Returns the stream to go on with, or None on a rank that has handed it over; ``core <= ranks <= 2 * core``.
+    Return the stream to continue with, or None on a rank that has sent its stream; ``core <= ranks <= 2 * core``.
     """
     if rank >= core:
         yield Send(rank - core, (yield Quantise(stream, rank, rank - core)))
@@ -69,7 +73,7 @@ def fold(stream: SparseStream, rank: int, ranks: int, core: int, reduction: Redu
 
 
 def unfold(stream: SparseStream | None, rank: int, ranks: int, core: int) -> Generator[Step, Any, SparseStream]:
-    """The post-step to :func:`fold`: the ranks in excess receive the result."""
+    """Send the result to the ranks in excess, after :func:`fold`."""
     if stream is None:
         result: SparseStream = yield Recv(rank - core)
         return result
@@ -81,10 +85,10 @@ def unfold(stream: SparseStream | None, rank: int, ranks: int, core: int) -> Gen
 def exchange_parts(
     stream: SparseStream, bounds: Sequence[int], rank: int, first: int, take: Callable[[int, SparseStream], None]
 ) -> Generator[Step, Any, None]:
-    """The split phase (thesis figure 3.11): part j of the stream goes to rank ``first + j``, directly.
+    """Perform the split phase (thesis figure 3.11): send part j of the stream directly to rank ``first + j``.
 
-    ``take(j, part)`` is called with our part of each of these ranks' streams, as soon as it is there, so that adding overlaps
-    with what is still on its way (thesis section 4.1.4).
+    ``take(j, part)`` is called with this rank's part of each of these ranks' streams as soon as it arrives, so that adding overlaps with
+    messages in transit (thesis section 4.1.4).
     """
     sections = [(part,) for part in split(stream, bounds)]
     return (yield from exchange_sections(sections, rank, first, lambda place, parts: take(place, *parts)))
@@ -93,21 +97,21 @@ def exchange_parts(
 def exchange_sections(
     sections: Sequence[tuple[SparseStream, ...]], rank: int, first: int, take: Callable[[int, tuple[SparseStream, ...]], None]
 ) -> Generator[Step, Any, None]:
-    """Exchange as :func:`exchange_parts` does, where rank ``first + j`` is given several parts of the stream, in one message."""
+    """Exchange as :func:`exchange_parts`, with several parts of the stream for rank ``first + j`` in one message."""
     place, ranks = rank - first, len(sections)
-    for distance in range(1, ranks):  # starting behind ourselves, so that no rank is sent everything at once
+    for distance in range(1, ranks):  # starting with the next rank, so that messages are spread over receivers
         other = (place + distance) % ranks
         yield Send(first + other, (yield from _quantised(sections[other], rank, first + other)))
     take(place, sections[place])
     missing, several = set(range(first, first + ranks)) - {rank}, len(sections[place]) > 1
     while missing:
         source, parts = yield RecvAny(missing, several)
-        missing.remove(source)  # a new set each time would cost P**2
+        missing.remove(source)  # modified in place: a new set each time would cost P**2
         take(source - first, parts if several else (parts,))
 
 
 def _quantised(streams: tuple[SparseStream, ...], holder: int, place: int) -> Generator[Step, Any, Payload]:
-    """Return streams as their receivers will know them; one alone without a tuple around it."""
+    """Return streams as their receivers decode them; a single one without a tuple."""
     known = []
     for number, stream in enumerate(streams):
         known.append((yield Quantise(stream, holder, place if number == 0 else (place << 32) + number)))
@@ -117,10 +121,10 @@ def _quantised(streams: tuple[SparseStream, ...], holder: int, place: int) -> Ge
 def halve(
     block: SparseStream, rank: int, partners: Iterable[int], reduction: Reduction, bounds: Sequence[int] | None = None
 ) -> Generator[Step, Any, SparseStream]:
-    """Reduce-scatter by recursive halving (thesis figure 3.8): return what is left of ``block``, reduced over all ranks concerned.
+    """Reduce-scatter by recursive halving (thesis figure 3.8): return the rest of ``block``, reduced over all ranks concerned.
 
     With each partner in turn, the lower rank of the two keeps the lower half of the range and the other the upper half; with ``bounds``,
-    of as many parts of the range as there are ranks, the lower or upper half of the parts.
+    which has a part for each rank, the lower or upper half of the parts.
     """
     for partner in partners:
         half = 0 if bounds is None else len(bounds) // 2
@@ -137,7 +141,7 @@ def halve(
 def halve_streams(
     streams: tuple[SparseStream, ...], rank: int, partners: Iterable[int], reduction: Reduction
 ) -> Generator[Step, Any, tuple[SparseStream, ...]]:
-    """Reduce-scatter as :func:`halve` does, where the lower rank keeps the first half of several streams, and the other the second."""
+    """Reduce-scatter as :func:`halve`, where the lower rank keeps the first half of several streams, and the other the second."""
     for partner in partners:
         half = len(streams) // 2
         halves = streams[:half], streams[half:]
@@ -149,12 +153,12 @@ def halve_streams(
 
 
 def gather_parts(part: SparseStream, rank: int, ranks: int, *, near_first: bool = False) -> Generator[Step, Any, list[SparseStream]]:
-    """The streams of all ranks, in the order of the ranks, on every rank.
+    """Gather the streams of all ranks, in the order of ranks, on every rank.
 
-    By recursive doubling where the number of ranks is a power of two (thesis figure 3.6), by dissemination (Bruck) otherwise:
-    ceil(log2 P) messages, and every stream reaches every rank once. Streams travel side by side, so that nothing is joined
-    before the end. Recursive doubling begins with the ranks that are farthest away, as long as there is little to send, and ends with
-    neighbours, which may be on one host; with ``near_first`` the other way round.
+    It uses recursive doubling if the number of ranks is a power of two (thesis figure 3.6), otherwise dissemination (Bruck): ceil(log2 P)
+    messages, and every stream reaches every rank once. Streams are sent side by side, without being joined. Recursive doubling begins with
+    the most distant ranks, while there is little to send, and ends with neighbours, which may be on one host; with ``near_first`` the order
+    is reversed.
     """
     part = yield Quantise(part, rank, rank)
     if ranks == lower_power_of_two(ranks):

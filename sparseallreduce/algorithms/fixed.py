@@ -1,11 +1,11 @@
-"""Sums over index sets that stay the same: laid out once, after which values alone travel, and are added by position.
+"""Sums over fixed index sets: the layout is computed once, and then only values are sent and added by position.
 
 Kylix (Zhao and Canny 2014) calls the two halves configure and reduce. To configure, the ranks run an algorithm on their index sets, and
-keep of each of its steps where every entry comes to lie in the union of what has come together there. To reduce, they run it on arrays of
-values.
+store for each step where every entry is placed in the union of the sets that meet there. To reduce, they run it on arrays of values.
 
-An algorithm is made of three kinds of stages here: recursive doubling, a split of the index space, and a gathering of its parts. Two of
-them are the split with an allgather; all three, the outer ones inside every host and the first between hosts, the hierarchical algorithm.
+An algorithm is composed of three kinds of stages: recursive doubling, a split of the index space, and a gathering of its parts. The split
+and the gathering form the split-allgather algorithm. The hierarchical algorithm uses all three: the first between hosts, the others inside
+hosts.
 """
 
 from __future__ import annotations
@@ -38,43 +38,45 @@ __all__ = ["FIXED", "FixedSum", "Kind", "configured"]
 Array = NDArray[Any]
 Steps: TypeAlias = Generator[Step, Any, Any]
 
-#: The algorithms that have a form for index sets that stay.
+#: The algorithms that support fixed index sets.
 FIXED = ("ssar_recursive_doubling", "ssar_split_allgather", "hierarchical")
 
-_LEAST = 4096  # values that have come since the last time, before it pays to place them
+_LEAST = 4096  # new values needed before another step is worthwhile
 _COUNT = struct.Struct("<q")
 
 
 class Kind(NamedTuple):
-    """What the values are, and how they are reduced."""
+    """Operator, dtype and row shape of the values."""
 
     op: Operator
     dtype: np.dtype[Any]
     row: tuple[int, ...]  # the shape of a row: empty, or the width alone
 
     def room(self, entries: int) -> Array:
-        """For so many values."""
+        """Return an uninitialised array for ``entries`` values."""
         return memory.empty((entries, *self.row), self.dtype)
 
 
 class Stage(Protocol):
-    """A part of an algorithm among some of the ranks."""
+    """The interface of a stage of an algorithm among some of the ranks."""
 
     def configure(self, indices: Array, size: int) -> Steps:
-        """Lay it out for an index set of each rank; returns that of the result, or None where this rank has none."""
+        """Compute the layout for the index set of each rank; return the result's set, or None if this rank has no part of it."""
 
     def run(self, values: Array) -> Steps:
-        """Reduce values, of the set that it was laid out for; returns those of the result, or None."""
+        """Reduce values of the configured set; return those of the result, or None."""
 
 
 def united(sets: Sequence[Array]) -> tuple[Array, list[Array | None]]:
-    """The union of increasing index sets, and the places of the indices of each in it; None for a set that is all of it.
+    """Return the union of increasing index sets, and the positions of each set in it; None for a set equal to the union.
 
+    Examples
+    --------
     >>> united([np.uint32([1, 4]), np.uint32([4, 7]), np.uint32([1, 4, 7])])
     (array([1, 4, 7], dtype=uint32), [array([0, 1], dtype=uint32), array([1, 2], dtype=uint32), None])
     """
     every = np.concatenate(sets)
-    every.sort(kind="stable")  # which finds the runs, and merges them; of a million np.unique takes a hundred times as long
+    every.sort(kind="stable")  # merges the sorted runs; np.unique takes a hundred times as long for a million
     first = np.ones(len(every), np.bool_)
     np.not_equal(every[1:], every[:-1], out=first[1:])
     union = every[first]
@@ -83,7 +85,7 @@ def united(sets: Sequence[Array]) -> tuple[Array, list[Array | None]]:
 
 
 def put(values: Array, places: Array | None, out: Array) -> None:
-    """Write values to their places."""
+    """Write values to their positions."""
     if places is None:
         np.copyto(out, values)
     else:
@@ -91,23 +93,23 @@ def put(values: Array, places: Array | None, out: Array) -> None:
 
 
 def add(op: Operator, out: Array, values: Array, places: Array | None) -> None:
-    """Reduce what is at their places with values, in this order."""
+    """Reduce the elements at these positions with values, in this order of operands."""
     if places is not None:
         kernels.scatter(places, values, 0, op, out)
         return
     with np.errstate(all="ignore"):
         if out.size > 1:
             op.ufunc(out, values, out=out)
-        else:  # NumPy takes a single element in place for a reduction, and swaps the operands, which shows in the sign of a NaN
+        else:  # for a single element in place, NumPy swaps the operands, which shows in the sign of a NaN
             out[...] = op.ufunc(out, values)
 
 
 class Placing(Merging):
-    """The reduction of our values with those that arrive, in an array of the union of both sets; the lower rank's come first."""
+    """The reduction of this rank's values with arriving ones, on the union of both sets; the lower rank's values are first operands."""
 
     def __init__(self, op: Operator, out: Array, ours: tuple[Array, Array | None], places: Array | None, first: bool) -> None:
         self._op, self._out, (self._values, self._own_places), self._places, self._first = op, out, ours, places, first
-        self._done = -1  # values that have been placed; none, and ours neither
+        self._done = -1  # number of placed values; -1 if this rank's own are not placed either
 
     def advance(self, theirs: Arriving) -> None:
         if theirs.arrived - max(self._done, 0) >= _LEAST:
@@ -120,7 +122,7 @@ class Placing(Merging):
         return self._out
 
     def _take(self, values: Array) -> None:
-        """Place the first values, as far as they have not been."""
+        """Place the leading values that have not been placed."""
         if self._done < 0:
             self._out.fill(self._op.neutral_of(self._out.dtype))
             if self._first:
@@ -144,12 +146,12 @@ class _Round(NamedTuple):
 
 
 class Doubling:
-    """Recursive doubling, from far to near: all ranks come to the union."""
+    """Recursive doubling, from distant to near ranks; all ranks obtain the union."""
 
     def __init__(self, place: int, ranks: int, kind: Kind) -> None:
         self._place, self._kind = place, kind
         self._core = lower_power_of_two(ranks)
-        self._excess = place + self._core if place + self._core < ranks else None  # the rank whose values we take over
+        self._excess = place + self._core if place + self._core < ranks else None  # the rank whose values this rank takes over
         self._rounds: list[_Round] = []
 
     def configure(self, indices: Array, size: int) -> Steps:
@@ -198,13 +200,13 @@ class Doubling:
 
 
 class Split:
-    """A reduce-scatter: the index space is cut in parts, and what is on each goes straight to a rank, which adds it up."""
+    """A reduce-scatter: the index space is cut into parts, and each is sent directly to a rank that adds it."""
 
     def __init__(self, place: int, ranks: int, parts: int, kind: Kind, cut: Cutter | None = None) -> None:
         self._place, self._ranks, self._parts, self._kind, self._cut = place, ranks, parts, kind, cut
 
     def _others(self) -> list[int]:
-        """The ranks with parts, starting behind ourselves, so that no rank is sent everything at once."""
+        """Return the other ranks with parts, starting with the next one, so that messages are spread over receivers."""
         turn = [(self._place + distance) % self._parts for distance in range(1, self._parts + 1)]
         return [other for other in turn if other != self._place]
 
@@ -233,7 +235,7 @@ class Split:
             return None
         here, missing = {place: parts[place]}, set(range(self._ranks)) - {place}
         self._out.fill(op.neutral_of(self._kind.dtype))
-        for source in range(self._ranks):  # in their order, in whatever order they come
+        for source in range(self._ranks):  # in the order of ranks, whatever the order of arrival
             while source not in here:
                 other, part = yield RecvAny(missing)
                 missing.remove(other)
@@ -277,12 +279,12 @@ class Gather:
 
 
 class FixedSum:
-    """A sum over index sets that stay, on one rank.
+    """One rank's sum over fixed index sets.
 
     Attributes
     ----------
     indices : ndarray
-        Where the result has entries: the union of the sets of all ranks.
+        Positions of the result: the union of the sets of all ranks.
     algorithm : str
         One of :data:`FIXED`.
     """
@@ -290,7 +292,7 @@ class FixedSum:
     def __init__(self, algorithm: str, kind: Kind, rank: int, ranks: int, hosts: Hosts, cut: Cutter | None = None) -> None:
         self.algorithm, self._reduction = algorithm, Reduction(kind.op)
         everyone = tuple(range(ranks))
-        # A stage, the ranks that it is among, our place with them, and whether values may be sent with loss there: not inside a host.
+        # Each stage, its ranks, this rank's index among them, and whether a lossy value codec applies, which it does not inside a host.
         self._stages: list[tuple[Any, tuple[int, ...], int, bool]] = []
         if ranks > 1 and algorithm == "ssar_recursive_doubling":
             self._stages = [(Doubling(rank, ranks, kind), everyone, rank, True)]
@@ -307,22 +309,22 @@ class FixedSum:
 
     @property
     def out(self) -> Array | None:
-        """Where the result will be; None for one rank alone, whose values are the result."""
+        """The array of the result; None with a single rank, whose values are the result."""
         return self._stages[-1][0].out if self._stages else None
 
     def configure(self, indices: Array, size: int) -> Steps:
-        """Lay out all stages."""
+        """Compute the layouts of all stages."""
         for stage, members, place, _ in self._stages:
             indices = yield from on_group(stage.configure(indices, size), members, place, self._reduction)
         self.indices = indices
 
     def run(self, values: Array) -> Steps:
-        """Reduce values of shape (entries,) or (entries, width), which have to stay as they are until the operation is done.
+        """Reduce values of shape (entries,) or (entries, width), which must not change until the operation is done.
 
         Returns
         -------
         ndarray
-            The values at ``indices``, in memory of this object that the next run uses again; the same on all ranks to the bit.
+            The values at ``indices``, in memory of this object that the next run overwrites; bitwise identical on all ranks.
         """
         for stage, members, place, lossy in self._stages:
             values = yield from on_group(stage.run(values), members, place, self._reduction, quantises=lossy)
@@ -332,17 +334,17 @@ class FixedSum:
 def configured(
     indices: Array, size: int, kind: Kind, algorithm: str, rank: int, ranks: int, machine: Machine | None
 ) -> Generator[Step, Any, FixedSum]:
-    """Lay out a sum over the index sets of all ranks; all of them run this together.
+    """Set up a sum over the index sets of all ranks, which run this together.
 
     Parameters
     ----------
     indices : ndarray
-        Ours, increasing.
+        This rank's indices, increasing.
     size : int
         N.
     kind : Kind
     algorithm : str
-        One of :data:`FIXED`; or "auto", for the one that is expected to be the fastest.
+        One of :data:`FIXED`, or "auto" for the one that is expected to be fastest.
     rank, ranks : int
     machine : Machine, optional
     """
@@ -364,7 +366,7 @@ def configured(
 def _fastest(
     entries: float, size: int, kind: Kind, ranks: int, machine: Machine, hosts: Hosts, overlap: Overlap | None
 ) -> str:
-    """By the model, for indices that take no bytes: dense forms then never pay."""
+    """Return the fastest algorithm by the model, with indices that take no bytes, so that dense forms never pay."""
     problem = Problem(
         entries=entries,
         size=size,
@@ -382,15 +384,15 @@ def _fastest(
 
 
 def set_of(indices: Array, size: int) -> SparseStream:
-    """An index set as a stream, whose values say nothing."""
+    """Return an index set as a stream with dummy values."""
     return SparseStream._sparse_form(indices, np.zeros(len(indices), np.float16), size)
 
 
 def indices_of(stream: SparseStream) -> Array:
-    """Those of a stream of :func:`set_of`."""
+    """Return the indices of a stream of :func:`set_of`."""
     return stream._entries()[0]
 
 
 def stream_of(values: Array) -> SparseStream:
-    """Values alone, as a stream."""
+    """Return values alone as a stream."""
     return SparseStream._dense_form(values.view(), len(values))

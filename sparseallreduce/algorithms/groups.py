@@ -1,4 +1,4 @@
-"""An algorithm among some of the ranks: any algorithm, with its partners renumbered."""
+"""Run any algorithm among some of the ranks, with partners renumbered."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _WORD = 4  # bytes
 def on_group(
     schedule: Generator[Step, Any, Any], members: Sequence[int], place: int, reduction: Reduction, *, quantises: bool = True
 ) -> Generator[Step, Any, Any]:
-    """A schedule of ranks 0 to G - 1 as one of the ranks ``members``, of which this is the one at ``place``.
+    """Run a schedule of ranks 0 to G - 1 on the ranks ``members``, as the one at index ``place``.
 
-    Collectives are of all ranks: in a group they are schedules of messages. The group's ranks have to run it together, and no
-    rank may be in two groups at once; what one pair of ranks sends to each other stays in its order from group to group.
+    Collectives become schedules of messages, since MPI's involve all ranks. The group's ranks must run the schedule together, and no rank
+    may be in two groups at the same time. Messages between two ranks keep their order from group to group.
 
     Parameters
     ----------
     schedule : generator
-        Of a step that names ranks by their places in the group.
+        Names ranks by their indices in the group.
     members : sequence of int
-        Distinct.
+        Distinct ranks.
     place : int
     reduction : Reduction
-        That of the schedule.
+        Reduction of the schedule.
     quantises : bool
-        Whether values may be sent with loss, if the operation's are.
+        Whether values may be quantised, if those of the operation are.
     """
     places = {rank: number for number, rank in enumerate(members)}
     stack, value = [schedule], None
@@ -74,7 +74,7 @@ def on_group(
 
 
 def _shared(record: bytes, place: int, ranks: int) -> Generator[Step, Any, list[bytes]]:
-    """The records of all ranks of a group, which travel as the values of streams."""
+    """Exchange the records of all ranks of a group, sent as the values of streams."""
     words = np.frombuffer(record.ljust(-(-len(record) // _WORD) * _WORD, b"\0"), np.int32)
     parts = yield from gather_parts(SparseStream._dense_form(words, len(words)), place, ranks)
     return [part._stored.tobytes()[: len(record)] for part in parts]

@@ -1,4 +1,4 @@
-"""Two levels: the ranks of each host add their streams up, and parts of the sums travel between hosts (CommLib section 3.2)."""
+"""Two-level algorithms: the ranks of each host add their streams, and parts of the sums are reduced between hosts (CommLib 3.2)."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ from sparseallreduce.streams.wire import decoded
 
 __all__ = ["Hosts", "dense_torus", "gather_in_host", "hierarchical", "reduce_scatter_in_host"]
 
-SPLIT = "split"  # how a host's ranks add up unless an algorithm is named: each a part
+SPLIT = "split"  # default of `inner`: each rank of a host adds a part
 
 
 class Hosts(NamedTuple):
-    """Which ranks are on which host."""
+    """The layout of ranks on hosts."""
 
     members: tuple[tuple[int, ...], ...]  # ranks of each host, increasing; hosts in the order of their first ranks
-    share_memory: bool = False  # whether on every host the ranks hand each other parts of streams in memory
+    share_memory: bool = False  # whether the ranks of every host exchange parts in shared memory
 
     @classmethod
     def of(cls, host_of_rank: Sequence[Any]) -> Hosts:
-        """From the host of every rank.
+        """Return the layout, given the host of every rank.
 
+        Examples
+        --------
         >>> Hosts.of("abab").members
         ((0, 2), (1, 3))
         """
@@ -38,8 +40,10 @@ class Hosts(NamedTuple):
 
     @property
     def in_a_row(self) -> int:
-        """The ranks next to each other that are on one host, if all hosts have as many, one host's behind another's; else 1.
+        """The number of consecutive ranks on each host, if all hosts have the same number and consecutive ranks; else 1.
 
+        Examples
+        --------
         >>> Hosts.of("aabb").in_a_row, Hosts.of("abab").in_a_row, Hosts.of("aab").in_a_row
         (2, 1, 1)
         """
@@ -48,21 +52,21 @@ class Hosts(NamedTuple):
 
     @property
     def lanes(self) -> int:
-        """Ranks of the smallest host: so many parts travel between hosts side by side."""
+        """The number of ranks of the smallest host, which is the number of parts reduced between hosts in parallel."""
         return min(map(len, self.members))
 
     @property
     def most(self) -> int:
-        """Ranks of the largest host."""
+        """The number of ranks of the largest host."""
         return max(map(len, self.members))
 
     def place_of(self, rank: int) -> tuple[int, int]:
-        """The number of its host, and its place there."""
+        """Return the number of a rank's host, and its index there."""
         host = next(number for number, ranks in enumerate(self.members) if rank in ranks)
         return host, self.members[host].index(rank)
 
     def lane(self, place: int) -> tuple[int, ...]:
-        """The ranks at a place of every host."""
+        """Return the ranks at one place of every host."""
         return tuple(ranks[place] for ranks in self.members)
 
 
@@ -78,27 +82,25 @@ def hierarchical(
     outer: str = "ssar_recursive_doubling",
     cut: Cutter | None = None,
 ) -> Schedule:
-    """Add up inside every host, and send the sums of hosts alone between them.
+    """Add the streams inside every host, and reduce the hosts' sums between hosts.
 
     The algorithm has three steps, with L the ranks of the smallest host:
 
-    1. The index space is cut in L parts. The ranks of a host add their streams up, its first L ranks a part each.
-    2. Part l travels between the hosts along their ranks at place l, by the algorithm ``outer``, all parts at once.
+    1. The index space is cut into L parts. The ranks of a host add their streams, its first L ranks a part each.
+    2. Part l is reduced between the hosts' ranks at place l by the algorithm ``outer``, all parts in parallel.
     3. The ranks of a host gather the parts.
 
-    Between hosts a rank sends 1/L of what one rank a host would, with the host's sum for its stream: the links of all hosts are used by
-    all of their ranks.
+    Between hosts a rank sends 1/L of what a single rank per host would with the host's sum as its stream: all ranks of a host use its link.
 
     Parameters
     ----------
     hosts : Hosts
     run : mapping
-        The generator functions of the algorithms that ``inner`` and ``outer`` may name.
-    inner : str
-        "split", by which each of the L ranks adds a part up; or an algorithm by which all of them come to the whole sum of the host.
+        Generator functions of the algorithms that ``inner`` and ``outer`` may name. inner : str
+            "split", in which each of the L ranks adds a part, or an algorithm that gives all of them the whole sum of the host.
     outer : str
     cut : callable, optional
-        Of the index space into L parts, by where the ranks' entries lie; by default they are of equal widths.
+        Returns the bounds of L parts, based on where the ranks' entries are; by default parts have equal widths.
     """
     if ranks == 1:
         return stream
@@ -119,7 +121,7 @@ def hierarchical(
 
 
 def dense_torus(stream: SparseStream, rank: int, ranks: int, reduction: Reduction, *, hosts: Hosts, run: Mapping[str, Any]) -> Schedule:
-    """2D-Torus: the dense vector of every rank, reduced on two levels, between hosts in rings (CommLib section 5.3: 2DTAR).
+    """Reduce dense vectors on two levels, by rings between hosts: 2D-Torus (CommLib section 5.3: 2DTAR).
 
     The ranks are a grid of H hosts with L ranks each. Three steps, dense: a reduce-scatter inside every host, an allreduce of parts of
     about N/L along the ranks at each place by a ring of H, and an allgather inside every host.
@@ -130,7 +132,7 @@ def dense_torus(stream: SparseStream, rank: int, ranks: int, reduction: Reductio
 
 
 def reduce_scatter_in_host(step: HostReduceScatter, rank: int) -> Generator[Step, Any, SparseStream | None]:
-    """The step by messages: each part goes straight to the rank that adds it up."""
+    """Run the step by messages: each part is sent directly to the rank that adds it."""
     lanes, members, place = len(step.bounds) - 1, step.members, step.members.index(rank)
     parts = split(step.stream, step.bounds)
     for distance in range(1, lanes + 1):  # starting behind ourselves, so that no rank is sent everything at once
@@ -150,7 +152,7 @@ def reduce_scatter_in_host(step: HostReduceScatter, rank: int) -> Generator[Step
 
 
 def gather_in_host(step: HostGather, rank: int) -> Generator[Step, Any, SparseStream]:
-    """The step by messages: each part goes straight to all ranks of the host."""
+    """Run the step by messages: each part is sent directly to all ranks of the host."""
     lanes, members, place = len(step.bounds) - 1, step.members, step.members.index(rank)
     parts: list[Any] = [None] * lanes
     if step.part is not None:

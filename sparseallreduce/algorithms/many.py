@@ -1,4 +1,4 @@
-"""A sum of many streams at once: one agreement, and of the streams that have dtype and width in common one reduction."""
+"""Sums of a list of streams: one agreement, and one reduction for all streams of the same dtype and width."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["ListCall", "allreduce_list", "make_fused_call", "make_list_call"]
 
-_ONCE = 16  # times as long as for samples that are remembered, as which messages have to take
+_ONCE = 16  # messages must take this many times as long as for remembered samples
 
 
 class ListCall(NamedTuple):
@@ -37,20 +37,20 @@ class ListCall(NamedTuple):
         return self.call.op
 
     def of(self, group: int) -> Call:
-        """The call of one group."""
+        """Return the call of one group."""
         return self.call._replace(stream=self.fused[group])
 
     def reductions(self) -> list[Reduction]:
-        """One for each group."""
+        """Return a reduction for each group."""
         return [Reduction(self.op, self.call.switch_density) for _ in self.fused]
 
     def cutter(self) -> Callable[[Any], list[SparseStream]]:
-        """Makes of the result of the operation the list of results; keeps no stream."""
+        """Return a function that cuts the result of the operation into the list of results; it keeps no stream."""
         return partial(_cut, self.fusion, self.call.switch_density, self.op.is_sum)
 
 
 def make_list_call(streams: Sequence[Any], op: Any, algorithm: Any, options: Mapping[str, Any]) -> tuple[ListCall | None, Intent]:
-    """As :func:`~sparseallreduce.algorithms.allreduce.make_call`, for a list or tuple of streams."""
+    """Return the call and intent for a list or tuple, like :func:`~sparseallreduce.algorithms.allreduce.make_call` for a stream."""
     try:
         fusion, call = fusion_of(streams), checked(None, op, algorithm, dict(options))
         return _made(fusion, fusion.fuse(streams, masked=not call.op.is_sum), call)
@@ -59,7 +59,7 @@ def make_list_call(streams: Sequence[Any], op: Any, algorithm: Any, options: Map
 
 
 def make_fused_call(fusion: Fusion, fused: SparseStream, op: Any, algorithm: Any) -> tuple[ListCall | None, Intent]:
-    """The same of streams that are fused to one already."""
+    """Return the call and intent for streams that are already fused."""
     try:
         return _made(fusion, (fused,), checked(None, op, algorithm, {}))
     except BaseException as error:
@@ -69,7 +69,7 @@ def make_fused_call(fusion: Fusion, fused: SparseStream, op: Any, algorithm: Any
 def allreduce_list(
     call: ListCall, rank: int, ranks: int, machine: Machine | None, reductions: Sequence[Reduction], hosts: Hosts | None = None
 ) -> Generator[Step, Any, tuple[SparseStream, ...]]:
-    """The reduced stream of each group, one after the other."""
+    """Return the schedule that reduces the fused stream of each group, one after the other."""
     groups = len(call.fused)
     entries: list[Sequence[int]] = [()] * groups
     overlaps: list[Overlap | None] = [None] * groups
@@ -119,7 +119,7 @@ def _made(fusion: Fusion, fused: tuple[SparseStream, ...], call: Call) -> tuple[
 
 @lru_cache(maxsize=256)
 def _parts(fusion: Fusion) -> tuple[tuple[tuple[str, str], ...], ...]:
-    """What has to be the same of each stream."""
+    """Return the terms of each stream."""
     return tuple(
         (
             (f"size of stream {place} of the list", str(size)),

@@ -1,4 +1,4 @@
-"""The constants of the cost model, measured by the ranks together, once per communicator."""
+"""Measure the constants of the cost model, by all ranks together, once per communicator."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["exchange_seconds", "measure", "pack_machine", "unpack_machine"]
 
-_LEAST_BLOCKING = 0.25  # of the time for a byte of a polled dense sum, that of one that ranks wait for inside MPI, at the least
+_LEAST_BLOCKING = 0.25  # lower bound of beta_blocking, relative to beta_dense
 _NAMES = ("header", "small", "large", "gathered", "gamma", "gamma_dense", "dense", "alpha_dense", "codec", "near_small", "near_large")
 # The error of the model: at N = 2**24, P = 2 and 50 % density, the split was expected to take 0.75 of the dense allreduce's time in
 # shared memory, and took 1.4 times as long.
@@ -30,7 +30,7 @@ _TRUST, _TRUST_BETWEEN_HOSTS = 0.7, 0.95
 
 _PAIRS = (("large", "small"), ("near_large", "near_small"))
 
-_FAR = 1 << 23  # values of an array that does not fit into the caches
+_FAR = 1 << 23  # size of an array that does not fit into the caches
 
 _SECONDS = struct.Struct("<d")
 _LAYOUT = struct.Struct(f"<{len(Machine._fields)}d")
@@ -46,18 +46,18 @@ def measure(
     neighbours: tuple[int, int] | None = None,
     gpu: tuple[Any, float] | None = None,
 ) -> Generator[Step, Any, Machine]:
-    """The constants of this network, the worst over all ranks: a few milliseconds, once per communicator.
+    """Measure the constants of this network, the worst over all ranks; a few milliseconds, once per communicator.
 
-    Each is the fastest of some repetitions: messages of a header alone, of 32 KiB and of 1 MiB to the rank half way round, additions
-    of streams, and dense allreduces of one value and of 4 MiB. The latency is that of 32 KiB, which go out in parts; where ranks
-    share cores, each part waits for its turn. ``sharing`` is the number of ranks to a core of this host: messages and additions that
-    were fast while the others waited take so much longer when all ranks have their own, and a byte takes as long as in a dense
-    allgather of 4 MiB, in which all take part at once. How long a dense sum takes that ranks wait for inside MPI is not measured, since
-    a rank that is measuring may not wait for others there: ``faster_blocking`` tells whether it may be the faster one.
+    Each is the fastest of some repetitions: messages of a header alone, of 32 KiB and of 1 MiB to the rank half way round, additions of
+    streams, and dense allreduces of one value and of 4 MiB. The latency is that of 32 KiB, which are sent in parts; if ranks share cores,
+    each part waits for its turn. ``sharing`` is the number of ranks per core of this host, by which times of messages and additions are
+    multiplied, since the other ranks were idle; the time per byte is then that of a dense allgather of 4 MiB, in which all take part. A
+    blocking MPI sum cannot be measured, since a measuring rank must not block there: ``faster_blocking`` says whether it may be faster than
+    a polled one.
 
-    With ``pieces``, messages go in pieces and encoded, and passes over arrays of 32 MiB are measured, which takes some tens of
-    milliseconds. ``neighbours`` are the ranks ahead and behind on this host, where there are others. Of a GPU, ``gpu`` is CuPy and the
-    number of ranks that share it; without, its constants are left as specification sheets have them.
+    With ``pieces``, messages are encoded and sent in pieces, and passes over arrays of 32 MiB are measured, which takes some tens of
+    milliseconds. ``neighbours`` are the next and previous ranks on this host, if any. ``gpu`` is CuPy and the number of ranks that share
+    the GPU; without it, the GPU constants keep their defaults.
     """
     reduction = Reduction()
     ahead, behind = (rank + ranks // 2) % ranks, (rank - ranks // 2) % ranks
@@ -79,7 +79,7 @@ def measure(
                 start = yield Clock()
                 yield Shift(neighbours[0], message, neighbours[1])
                 timed(name, start, (yield Clock()))
-    # At random, as the model has it: with both evenly spread, a merge takes more than twice as long.
+    # Random positions, as in the model: with evenly spread ones, a merge takes more than twice as long.
     one, other = (_randomly(1 << 17, 1 << 20, seed) for seed in (0, 1))
     reduction.pair(one, other)  # compiles
     if pieces:
@@ -104,7 +104,7 @@ def measure(
         timed("gamma_far", start, (yield Clock()))
         del filled
     for _ in range(3):
-        array = _ones(1 << 20)  # a new one as in every operation: one that another core has just read takes twice as long
+        array = _ones(1 << 20)  # a new array as in every operation: one that another core has just read takes twice as long
         start = yield Clock()
         if ranks > 1:
             yield DenseAllreduce(array, SUM)
@@ -130,8 +130,8 @@ def measure(
         # With P = 3 on 2 cores the fastest megabyte took 0.01 to 0.1 ns a byte, by one rank while no other wanted its core, and with
         # P = 8 up to twice as long as the bytes of an allgather. Between hosts a wire may forgive the first bytes after a pause.
         gathered = times["gathered"] / (volume / 2) if ranks > 1 else 0.0
-        # Of what an allgather brings to a rank of a host of several, most comes from its own host; messages to the rank half way round
-        # mostly leave it, those of all of its ranks at once.
+        # With several ranks per host, most data of an allgather comes from the same host, while messages to the rank half way round mostly
+        # leave it, from all of its ranks at the same time.
         beta = max(beta, gathered) if pieces and neighbours is not None else gathered
     beta_dense = times["dense"] / volume if ranks > 1 else 0.0
     alpha = sharing * max(times["small"] - beta * small.nbytes, times["header"])
@@ -162,7 +162,7 @@ def measure(
 
 
 def exchange_seconds(rank: int, ranks: int) -> Generator[Step, Any, float]:
-    """Of exchanging 131,072 entries at a density of 1 % with the rank half way round, and of adding them up; on the slowest rank."""
+    """Return the seconds, on the slowest rank, to exchange 131,072 entries at a density of 1 % and add them."""
     ahead, behind = (rank + ranks // 2) % ranks, (rank - ranks // 2) % ranks
     ours, reduction = _randomly(1 << 17, 100 << 17, rank), Reduction()
     seconds = math.inf
@@ -176,12 +176,12 @@ def exchange_seconds(rank: int, ranks: int) -> Generator[Step, Any, float]:
 
 
 def pack_machine(machine: Machine) -> bytes:
-    """The bytes of a machine all of whose constants were measured."""
+    """Return a machine with all constants measured as bytes."""
     return _LAYOUT.pack(*machine)
 
 
 def unpack_machine(packed: bytes) -> Machine:
-    """The machine of these bytes."""
+    """Return the machine stored in these bytes."""
     return Machine(*_LAYOUT.unpack(packed))
 
 

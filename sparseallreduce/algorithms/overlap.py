@@ -1,8 +1,8 @@
-"""How much the index sets of the ranks overlap and where they lie, from a sample of each that travels with the agreement.
+"""Estimate how the index sets of the ranks overlap and where their entries are, from a sample of each that is sent with the agreement.
 
-A sample holds the indices whose hash is below a threshold, about 128 of them: of all indices, wherever they are, the same share. As the
-hash is the same on all ranks, what they have in common is in all of their samples (a KMV sketch, Beyer et al. 2007). From the smallest
-threshold follows the size of the union of any of them, with a standard error below 10 %. Some quantiles of the indices tell where they lie
+A sample holds the indices whose hash is below a threshold, about 128 of them: the same fraction of all indices, wherever they are. Since
+the hash is the same on all ranks, shared indices are in all of their samples (a KMV sketch, Beyer et al. 2007). The smallest threshold
+gives the size of the union of any of the sets, with a standard error below 10 %. Quantiles of the indices show where they are
 (:mod:`~sparseallreduce.algorithms.boundaries`).
 """
 
@@ -22,10 +22,10 @@ from sparseallreduce.streams.stream import SparseStream, index_dtype
 
 __all__ = ["Overlap", "estimated", "sample_bytes", "sample_of", "share_records"]
 
-_SAMPLE, _SHARE = 128, 256  # indices of a rank, and one of so many if these are more, which other ranks then take of theirs, too
-_LARGEST, _IN_ALL = 512, 1 << 13  # of these at most, and of all ranks' where none has many
-_MOST = 640  # that are sent, should a hash bring more together
-_BLOCK = 64  # sampled positions next to each other that tell how much the sets overlap there
+_SAMPLE, _SHARE = 128, 256  # sampled indices of a rank: this number, or one in _SHARE of its entries if that is more
+_LARGEST, _IN_ALL = 512, 1 << 13  # limits: of a rank, and of all ranks together unless one has many entries
+_MOST = 640  # limit of the indices sent, in case of an uneven hash
+_BLOCK = 64  # consecutive sampled positions from which the local overlap is estimated
 _HASH = 1 << 32
 _FACTOR, _FACTOR_64 = np.uint32(2654435761), np.uint64(11400714819323198485)  # of Fibonacci hashing
 _LENGTH = struct.Struct("<I")
@@ -35,23 +35,25 @@ _HEADER = struct.Struct("<QQ")  # the threshold, which is zero for a dense strea
 class Overlap(NamedTuple):
     """The estimated overlap of the ranks' index sets, and the distribution of their entries over positions."""
 
-    union: tuple[tuple[int, float], ...]  # (m, entries of the union of m ranks' sets for each that they put in)
-    spread: Spread | None  # where there are too many positions, they are not known to lie anywhere
+    union: tuple[tuple[int, float], ...]  # (m, entries of the union of m ranks' sets per input entry)
+    spread: Spread | None  # None if the vector has too many positions
 
     @property
     def digest(self) -> bytes:
-        """What stands for it in eight bytes."""
+        """A digest of eight bytes."""
         return hashlib.blake2b(repr(self.union).encode() + (b"" if self.spread is None else self.spread.digest), digest_size=8).digest()
 
 
 def sample_bytes(size: int) -> int:
-    """Return the most bytes of a sample of a stream of this size."""
+    """Return the largest size in bytes of a sample of a stream of this size."""
     return _HEADER.size + (QUANTILES + _MOST) * index_dtype(size).itemsize
 
 
 def sample_of(stream: SparseStream, rank: int, ranks: int) -> bytes:
     """Return quantiles and a sample of the indices of a stream, which takes a pass over them if it is sparse.
 
+    Examples
+    --------
     >>> len(sample_of(SparseStream([1, 5, 7], [1.0, 1.0, 1.0], 100), 0, 2))
     284
     """
@@ -66,15 +68,15 @@ def sample_of(stream: SparseStream, rank: int, ranks: int) -> bytes:
 
 
 def share_records(record: bytes, most: int) -> Generator[Step, Any, list[bytes]]:
-    """Return the records of all ranks, of different lengths up to ``most`` bytes."""
+    """Exchange the records of all ranks, of different lengths up to ``most`` bytes."""
     records: list[bytes] = yield Share(_LENGTH.pack(len(record)) + record.ljust(most, b"\0"))
     return [each[_LENGTH.size : _LENGTH.size + _LENGTH.unpack_from(each)[0]] for each in records]
 
 
 def estimated(samples: Sequence[bytes], size: int) -> Overlap | None:
-    """Return what is known of the sets of which these are the samples, in the order of the ranks; None if that is nothing.
+    """Return the overlap estimated from the samples of all ranks, in the order of ranks; None if nothing is known.
 
-    Every rank computes the same: of counts, and IEEE 754's quotients.
+    Every rank computes the same, from counts and IEEE 754 quotients.
     """
     dtype, ranks = index_dtype(size), len(samples)
     thresholds, counts = zip(*map(_HEADER.unpack_from, samples), strict=True)
@@ -94,13 +96,13 @@ def estimated(samples: Sequence[bytes], size: int) -> Overlap | None:
     widths = [1 << bit for bit in range(ranks.bit_length())]
     if widths[-1] != ranks:
         widths.append(ranks)
-    every = size * threshold // _HASH  # positions that would be sampled of a dense stream
+    every = size * threshold // _HASH  # number of positions that would be sampled in a dense stream
     union = tuple((width, _union(holds, dense, every, width)) for width in widths)
     return Overlap(union, None if size > MOST_POSITIONS else _spread(found, counts, holds, positions, size))
 
 
 def _union(holds: NDArray[np.bool_], dense: NDArray[np.bool_], every: int, width: int) -> float:
-    """Of groups of so many ranks next to each other."""
+    """Return the entries of the union per input entry, for groups of ``width`` consecutive ranks."""
     groups = len(holds) // width
     grouped, full = holds[: groups * width].reshape(groups, width, -1), dense[: groups * width].reshape(groups, width)
     put_in = int(grouped.sum()) + every * int(full.sum())
@@ -109,7 +111,7 @@ def _union(holds: NDArray[np.bool_], dense: NDArray[np.bool_], every: int, width
 
 
 def _spread(found: dict[int, NDArray[Any]], counts: Sequence[int], holds: NDArray[np.bool_], positions: NDArray[Any], size: int) -> Spread:
-    """Of all ranks; those with dense streams have entries everywhere."""
+    """Return the distribution of the entries of all ranks; dense streams have entries everywhere."""
     everywhere = size * np.arange(1, 2 * QUANTILES, 2, dtype=np.int64) // (2 * QUANTILES)
     of_ranks = [found[rank][:QUANTILES].astype(np.int64) if rank in found else everywhere for rank in range(len(counts)) if counts[rank]]
     places, weights = np.concatenate(of_ranks), np.repeat([count for count in counts if count], QUANTILES)
@@ -120,8 +122,8 @@ def _spread(found: dict[int, NDArray[Any]], counts: Sequence[int], holds: NDArra
     blocks = max(1, len(positions) // _BLOCK)
     edges = np.arange(blocks + 1) * len(positions) // blocks
     block = np.searchsorted(positions[edges[1:-1]], places, side="right")
-    # Of the entries of a block so many are left in the sum as positions for each that ranks hold, in the sample. Where some positions are
-    # held by far more ranks than others, whether they are in the sample decides: there, quantiles tell how many entries the block has.
+    # The fraction of a block's entries that remain in the sum is estimated from the sample: positions per entry. If some positions are held
+    # by far more ranks than others, the estimate depends on whether they are sampled; quantiles then give the block's number of entries.
     count, held = np.diff(edges), holds.sum(axis=0, dtype=np.int64)
     entries, squares = np.add.reduceat(held, edges[:-1]), np.add.reduceat(held * held, edges[:-1])
     put_in = np.zeros(blocks, np.int64)
@@ -134,5 +136,5 @@ def _spread(found: dict[int, NDArray[Any]], counts: Sequence[int], holds: NDArra
 
 
 def _hashes(indices: NDArray[Any]) -> NDArray[Any]:
-    """Numbers below 2**32."""
+    """Return hashes below 2**32."""
     return indices * _FACTOR if indices.dtype == np.uint32 else (indices * _FACTOR_64) >> np.uint64(32)

@@ -12,20 +12,20 @@ __all__ = ["ssar_recursive_doubling"]
 
 
 def ssar_recursive_doubling(stream: SparseStream, rank: int, ranks: int, reduction: Reduction) -> Schedule:
-    """In every round, ranks at a distance exchange what they have and add it up: half of all ranks apart, a quarter, ..., neighbours.
+    """Exchange and add partial sums between ranks at half the number of ranks apart, then a quarter, ..., then neighbours.
 
     The algorithm has three steps:
 
-    1. If P is no power of two, the ranks in excess hand their streams to a rank below.
-    2. log2 P rounds of pairwise exchange and addition; the sum of a group of 2**t ranks is on all of them after t rounds.
-    3. The ranks in excess are handed the result.
+    1. If P is not a power of two, the ranks in excess send their streams to a lower rank.
+    2. log2 P rounds of pairwise exchange and addition; after t rounds, all ranks of a group of 2**t have the group's sum.
+    3. The ranks in excess receive the result.
 
-    The thesis's figure begins with neighbours. Where these are on one host, which shares a link to other hosts, it is better to end with
-    them: what goes between hosts is then added up of few ranks' streams, and not of all of a host's, which each of them would send.
+    The thesis's figure begins with neighbours. If these share a host and its link to other hosts, it is better to end with them: messages
+    between hosts then carry sums of few ranks' streams, instead of the sum of the whole host, which each of its ranks would send.
 
-    Latency log2(P) alpha, the optimum; bandwidth from log2(P) k beta (the same k indices on all ranks) to (P - 1) k beta
-    (disjoint indices), sum over t of f(k, N, 2**t) beta expected for uniform ones (thesis table 3.1); one alpha and at most
-    k beta more in step 1 and again, with the size of the result, in step 3.
+    Latency log2(P) alpha, the optimum; bandwidth from log2(P) k beta (the same k indices on all ranks) to (P - 1) k beta (disjoint
+    indices), sum over t of f(k, N, 2**t) beta expected for uniform ones (thesis table 3.1); one more alpha and at most k beta in step 1,
+    and the same for the size of the result in step 3.
     """
     core = lower_power_of_two(ranks)
     mine = yield from fold(stream, rank, ranks, core, reduction)

@@ -13,20 +13,20 @@ __all__ = ["ssar_ring"]
 
 
 def ssar_ring(stream: SparseStream, rank: int, ranks: int, reduction: Reduction, cut: Cutter | None = None) -> Schedule:
-    """Partial sums of each part of the index space travel once around the ring, then the sums do.
+    """Send partial sums of each part of the index space once around the ring, and then the sums.
 
     The algorithm has two steps:
 
-    1. Reduce-scatter: P - 1 times, send the partial sum of one part to the next rank, and add ours to the one that arrives.
+    1. Reduce-scatter: P - 1 times, send the partial sum of one part to the next rank, and add this rank's part to the one that arrives.
     2. Allgather: P - 1 times, send the sum that arrived last to the next rank.
 
-    Latency 2 (P - 1) alpha; bandwidth from 2 (P - 1)/P k beta (the same k indices on all ranks) to (P - 1)/2 k + (P - 1) k beta
-    (disjoint ones, where a partial sum grows by k/P at each of its hops); messages go to the nearest neighbour only.
+    Latency 2 (P - 1) alpha; bandwidth from 2 (P - 1)/P k beta (the same k indices on all ranks) to (P - 1)/2 k + (P - 1) k beta (disjoint
+    ones, where a partial sum grows by k/P at each of its hops); messages are sent to the nearest neighbour only.
 
     Parameters
     ----------
     cut : callable, optional
-        Of the index space into parts, by where the ranks' entries lie; by default they are of equal widths.
+        Returns the bounds of parts, based on where the ranks' entries are; by default parts have equal widths.
     """
     if ranks == 1:
         return stream
@@ -36,7 +36,7 @@ def ssar_ring(stream: SparseStream, rank: int, ranks: int, reduction: Reduction,
     for hop in range(1, ranks):
         partial = yield Quantise(partial, rank, hop)
         partial = yield Shift(ahead, partial, behind, Merging(reduction, parts[(rank - hop) % ranks], first=False))
-    # The last part that came by is complete: every rank has added to it.
+    # The part received last is complete: every rank has added to it.
     partial = yield Quantise(partial, rank, 0)
     sums = {ahead: partial}
     for hop in range(1, ranks):

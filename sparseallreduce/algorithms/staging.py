@@ -1,8 +1,8 @@
-"""Algorithms on streams that lie on a GPU, over a network that takes them from the host: one interface between the two.
+"""Run algorithms on streams in GPU memory over a network that sends host memory.
 
-What is sent is copied to the host, and what comes is copied to the device; in between nothing else knows where a stream lies. Every runner
-carries out such a schedule as any other. Copies are made in pieces, on streams of their own (:mod:`~sparseallreduce.streams.transfers`): a
-message between hosts is written piece by piece as it comes from the device, and goes there piece by piece as it arrives.
+Outgoing streams are copied to the host, and arriving ones to the device; nothing else needs to know where a stream is. Every runner
+executes such a schedule like any other. Copies are made in pieces, on separate CUDA streams (:mod:`~sparseallreduce.streams.transfers`): a
+message between hosts is encoded piece by piece as it is copied from the device, and copied to the device piece by piece as it arrives.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from sparseallreduce.streams.wire import CodedStream
 
 __all__ = ["handed_over", "queued", "staged"]
 
-DIRECT_BYTES = 1 << 14  # of a stream up to which it goes by way of the host where MPI takes memory of the device: packed in one message
+DIRECT_BYTES = 1 << 14  # streams up to this size go through the host even if MPI accepts device memory, packed in one message
 
 
 def staged(schedule: Schedule, xp: Any, exact: bool, dtype: np.dtype[Any]) -> Generator[Step, Any, Any]:
-    """The schedule of an algorithm on device streams, as one of which all that travels lies on the host.
+    """Wrap the schedule of an algorithm on device streams into one whose messages are on the host.
 
     Parameters
     ----------
     schedule : generator
     xp : module
-        That makes arrays on the device.
+        CuPy or a compatible module.
     exact : bool
         Whether no values are quantised.
     dtype : dtype
-        Of the values. Streams of another dtype are counts that ranks tell each other, which are and stay on the host.
+        Dtype of the values. Streams of another dtype are counts exchanged by the algorithm, which are and stay on the host.
     """
     staging = _Staging(xp, dtype)
     try:
@@ -90,7 +90,7 @@ def _staged(schedule: Schedule, staging: _Staging, exact: bool) -> Generator[Ste
 
 
 def queued(schedule: Generator[Step, Any, Any], queue: Queue | None) -> Generator[Step, Any, Any]:
-    """A schedule of which all that is done on a device is put on one of its streams, whoever moves it on; itself if there is none."""
+    """Return a schedule whose device work is put on one CUDA stream, whichever thread runs it; the schedule itself without a queue."""
     return schedule if queue is None else _queued(schedule, queue)
 
 
@@ -110,10 +110,10 @@ def _queued(schedule: Generator[Step, Any, Any], queue: Queue) -> Generator[Step
 
 
 def handed_over(result: Any, queue: Queue) -> Any:
-    """The result of an operation, for whoever goes on on the current stream.
+    """Return the result of an operation, ready for use on the current CUDA stream.
 
-    If that is another than the operation's, it waits for that, and the result is copied to memory of its own: the operation's goes back to
-    where its stream takes memory from, and may be written to while kernels of another stream still read it.
+    If that is not the operation's stream, it waits for the operation, and the result is copied: the operation's memory returns to the pool
+    of its own stream, and might be reused while kernels of another stream still read it.
     """
     with queue.device:
         ours = queue.xp.cuda.get_current_stream()
@@ -139,26 +139,26 @@ def _copied(result: Any) -> Any:
 
 
 def _settled(payload: Any) -> Any:
-    """What is to be read in whole, at once."""
+    """Wait for a staged stream, and return the stream itself."""
     return payload.settled() if isinstance(payload, StagedStream) else payload
 
 
 class _Staging:
-    """Copies between host and device, and the coded forms in which streams have come, or were quantised, and are handed on."""
+    """Copies between host and device, and the encoded forms in which streams have arrived or were quantised, to be forwarded."""
 
-    direct: bool | None = None  # whether messages may carry what lies on the device, once it is known
+    direct: bool | None = None  # whether messages may use device memory; None until known
 
     def __init__(self, xp: Any, dtype: np.dtype[Any]) -> None:
         self.transfers, self.dtype = transfers_of(xp), dtype
         self.queue = Queue(xp)
-        self._coded: dict[int, tuple[SparseStream, CodedStream]] = {}  # by the id of the stream on the device, which is kept with it
+        self._coded: dict[int, tuple[SparseStream, CodedStream]] = {}  # by the id of the device stream, which is stored with it
 
     def to_host(self, stream: Any) -> Any:
-        """A stream on the host, whose arrays are nobody else's."""
+        """Return a stream on the host whose arrays are not shared."""
         return _settled(self._coming(stream))
 
     def to_message(self, payload: Any) -> Any:
-        """A stream, or a tuple of them, that may be sent: on its way to the host, or where it is, once that stream has come so far."""
+        """Return a stream, or a tuple, that may be sent: being copied to the host, or in device memory once it is complete."""
         if not isinstance(payload, tuple):
             return self.to_message((payload,))[0]
         direct = [self.direct and stream.on_device and stream.nbytes > DIRECT_BYTES for stream in payload]
@@ -171,12 +171,12 @@ class _Staging:
     def _coming(self, payload: Any) -> Any:
         if payload is None or not payload.on_device:
             return payload
-        payload._owned = False  # as of whatever is sent: the copy may read it for longer than this takes
+        payload._owned = False  # as for all sent streams: the copy may read it after this call
         known = self._coded.get(id(payload))
         return StagedStream.of(payload, self.transfers) if known is None else known[1]
 
     def to_device(self, payload: Any, upload: Upload | None = None) -> Any:
-        """What has come, in arrays that may be reused; ``upload`` if some of it is there already."""
+        """Return an arrived stream in reusable device arrays; ``upload`` if some of it has already been copied."""
         if isinstance(payload, tuple):
             return tuple(map(self.to_device, payload))
         payload = _settled(payload)
@@ -195,14 +195,14 @@ class _Staging:
         return moved
 
     def leave(self) -> None:
-        """The operation is over: what was sent of the user's arrays may be written to on the current stream from now on."""
+        """Finish the operation: the user's arrays may be modified on the current stream from now on."""
         self.transfers.release()
 
 
 class _Uploading(Merging):
-    """What comes in an exchange goes to the device as it comes, and is reduced there once all of it is there.
+    """A merge that copies an arriving stream to the device piece by piece, and reduces it there once it is complete.
 
-    Whoever receives it calls this, in whatever thread, on whatever stream is current there.
+    Its receiver calls it in any thread, with any CUDA stream as the current one.
     """
 
     def __init__(self, staging: _Staging, merging: Merging | None) -> None:

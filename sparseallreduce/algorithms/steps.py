@@ -1,31 +1,31 @@
-"""The vocabulary of the algorithms: what a rank asks of the network, and nothing of how it travels.
+"""The steps of the algorithms: what a rank requests of the network, independent of the transport.
 
-An algorithm is a generator. It yields one of these steps, is resumed with the step's result, and returns the reduced stream.
-Between one pair of ranks, messages arrive in the order in which they were sent.
+An algorithm is a generator. It yields one of these steps, is resumed with the step's result, and returns the reduced stream. Messages
+between a pair of ranks arrive in the order in which they were sent.
 
 ====================================== =========================================================================================
 step                                   result
 ====================================== =========================================================================================
-``Send(dest, stream)``                 None, at once; the stream is frozen and travels in the background
+``Send(dest, stream)``                 None, immediately; the stream is frozen and sent in the background
 ``Recv(source)``                       the next stream from ``source``
 ``RecvAny(sources, ...)``              ``(source, stream)``, the first that arrives from any of ``sources``
-``Exchange(partner, stream, merging)`` the stream that ``partner`` exchanges for it
-``Shift(dest, stream, source, ...)``   the stream from ``source``, while ours travels to ``dest``
+``Exchange(partner, stream, merging)`` the stream that ``partner`` sends in exchange
+``Shift(dest, stream, source, ...)``   the stream from ``source``, while this rank's is sent to ``dest``
 ``DenseAllreduce(stream, op, ...)``    the reduction of the dense streams of all ranks
-``DenseAllgather(stream, ranges, op)`` the dense stream that the dense blocks of all ranks make up
-``HostReduceScatter(stream, ...)``     our part of the reduction of the streams of a host's ranks; None for a rank without one
-``HostGather(part, members, ...)``     the stream that the parts of a host's ranks make up
-``Quantise(stream, holder, place)``    the stream as receivers will know it, at once
-``Layout()``                           which ranks are on which host, at once, as a ``Hosts``
-``Constants()``                        of the cost model, at once and the same on all ranks, as a ``Machine``; None if unknown
+``DenseAllgather(stream, ranges, op)`` the dense stream that consists of the dense blocks of all ranks
+``HostReduceScatter(stream, ...)``     this rank's part of the reduction of the streams of its host's ranks; None without a part
+``HostGather(part, members, ...)``     the stream that consists of the parts of a host's ranks
+``Quantise(stream, holder, place)``    the stream as its receivers decode it, immediately
+``Layout()``                           the layout of ranks on hosts as a ``Hosts``, immediately
+``Constants()``                        the ``Machine`` of the cost model, equal on all ranks, immediately; None if unknown
 ``Share(record)``                      the list of the records of all ranks
 ``Clock()``                            the time in seconds, as a float
-``DeviceMessages()``                   whether messages may carry streams as they lie on a device, at once
+``DeviceMessages()``                   whether messages may carry streams in device memory, immediately
 ====================================== =========================================================================================
 
-In a ``Send``, an ``Exchange`` or a ``Shift``, a tuple of streams may stand for one: they travel in one message and arrive as a tuple, if
-the other side gives a tuple too, or waits for several streams. With a ``merging``, the result is the reduction that it makes of the stream
-which arrives, on whose pieces it may begin before all are there.
+In a ``Send``, an ``Exchange`` or a ``Shift``, a tuple of streams may replace one: they are sent in one message and arrive as a tuple, if
+the other side also passes a tuple, or waits for several streams. With a ``merging``, the result is its reduction of the arriving stream,
+which it may start before all pieces have arrived.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ Payload: TypeAlias = "SparseStream | tuple[SparseStream, ...]"
 
 
 class Send(NamedTuple):
-    """Send to ``dest`` and go on."""
+    """Send to ``dest`` and continue."""
 
     dest: int
     stream: Payload
@@ -80,11 +80,11 @@ class RecvAny(NamedTuple):
     """Wait for a message from any of ``sources``."""
 
     sources: Set[int]
-    several: bool = False  # whether it is of several streams, and a tuple of them is the result
+    several: bool = False  # whether the message has several streams, returned as a tuple
 
 
 class Exchange(NamedTuple):
-    """Send to ``partner``, and wait for what it sends."""
+    """Send to ``partner``, and wait for its message."""
 
     partner: int
     stream: Payload
@@ -92,7 +92,7 @@ class Exchange(NamedTuple):
 
 
 class Shift(NamedTuple):
-    """Send to ``dest``, and wait for what ``source`` sends: a step of a ring."""
+    """Send to ``dest``, and wait for the message of ``source``: a step of a ring."""
 
     dest: int
     stream: Payload
@@ -101,22 +101,22 @@ class Shift(NamedTuple):
 
 
 class Quantise(NamedTuple):
-    """Take a stream as its receivers will know it, which is another where values are sent with loss.
+    """Convert a stream to the values that its receivers decode, which differ if the value codec is lossy.
 
-    An algorithm does so before it sends what it goes on with itself, or what others hand on. What is drawn at random is the same wherever
-    the last two fields are: on ranks that hold the same stream they have to be.
+    An algorithm does so before it sends a stream that it also uses itself, or that other ranks forward. Random numbers depend on the last
+    two fields, which must be equal on ranks that hold the same stream.
     """
 
     stream: SparseStream
-    holder: int  # the rank, or the first of those that hold this stream
-    place: int  # tells apart the streams of one holder
+    holder: int  # the rank that holds this stream, or the lowest of several
+    place: int  # distinguishes the streams of one holder
 
 
 class DenseAllreduce(NamedTuple):
     """Reduce dense streams, on one range, over all ranks.
 
-    The array of the stream is the algorithm's own, and where the reduction goes: up to some megabytes, MPI's sum in place took from
-    0.7 to 0.9 of the time.
+    The array of the stream must be owned by the algorithm, and receives the result: up to some megabytes, MPI's sum in place took 0.7 to
+    0.9 of the time.
     """
 
     stream: SparseStream
@@ -124,7 +124,7 @@ class DenseAllreduce(NamedTuple):
 
 
 class DenseAllgather(NamedTuple):
-    """Join the dense blocks of all ranks; rank r holds the range ``ranges[r]``, which may be empty, and all cover the whole."""
+    """Join the dense blocks of all ranks; rank r holds the range ``ranges[r]``, possibly empty, and together they cover the whole."""
 
     stream: SparseStream
     ranges: tuple[tuple[int, int], ...]
@@ -134,7 +134,7 @@ class DenseAllgather(NamedTuple):
 class HostReduceScatter(NamedTuple):
     """Reduce the streams of a host's ranks; the rank at place l gets the part on ``[bounds[l], bounds[l + 1])``.
 
-    In memory that they share where there is any, and else by messages.
+    It uses shared memory if available, otherwise messages.
     """
 
     stream: SparseStream
@@ -144,7 +144,7 @@ class HostReduceScatter(NamedTuple):
 
 
 class HostGather(NamedTuple):
-    """Join the parts that a host's ranks hold, as :class:`HostReduceScatter` has left them; ranks without one give None."""
+    """Join the parts that a host's ranks hold after :class:`HostReduceScatter`; ranks without a part pass None."""
 
     part: SparseStream | None
     members: tuple[int, ...]
@@ -153,15 +153,15 @@ class HostGather(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Ask where the ranks are."""
+    """Request the layout of ranks on hosts."""
 
 
 class Constants(NamedTuple):
-    """Ask for the constants of the network and of the processors on it."""
+    """Request the constants of the network and of its processors."""
 
 
 class Share(NamedTuple):
-    """Tell all ranks a few bytes, as many on every rank."""
+    """Send a record to all ranks; it has the same length on every rank."""
 
     record: bytes
 
@@ -171,7 +171,7 @@ class Clock(NamedTuple):
 
 
 class DeviceMessages(NamedTuple):
-    """Ask whether messages may carry streams as they lie on a device; then those that come may lie there, too."""
+    """Ask whether messages may carry streams in device memory; arriving streams may then be there, too."""
 
 
 Host: TypeAlias = HostReduceScatter | HostGather

@@ -1,4 +1,4 @@
-"""Lossy sums: every rank holds a dense vector, and the ranks agree on the sum of a few of its values."""
+"""Reducers: lossy sums, in which every rank has a dense vector and the ranks agree on the sum of a few of its values."""
 
 from sparseallreduce.reducers.auto import Auto, ReducerChoice, explain_reducer
 from sparseallreduce.reducers.base import Reduced, Reducer

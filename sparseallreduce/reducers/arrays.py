@@ -1,4 +1,4 @@
-"""The border to other libraries: arrays of theirs as NumPy sees them, or CuPy those on a GPU, without a copy."""
+"""Convert arrays of other libraries to NumPy views, or CuPy views of GPU memory, without copies."""
 
 from __future__ import annotations
 
@@ -17,26 +17,25 @@ DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 def as_vector(array: Any, size: int) -> NDArray[Any]:
-    """The memory of ``array`` as a vector of shape (size,): an ndarray, or on a GPU one of CuPy's.
+    """Return a view of ``array`` as a vector of shape (size,): an ndarray, or a CuPy array for GPU memory.
 
     Parameters
     ----------
     array : object
-        With the buffer protocol, ``__array_interface__`` or DLPack, in the memory of the processor: an ndarray, an
-        ``array.array``, a PyTorch CPU tensor, ... Or with ``__cuda_array_interface__``, on a GPU: CuPy's, a PyTorch CUDA tensor, ...
+        In host memory with the buffer protocol, ``__array_interface__`` or DLPack, such as an ndarray, an ``array.array`` or a PyTorch CPU
+        tensor; or in GPU memory with ``__cuda_array_interface__``, such as a CuPy array or a PyTorch CUDA tensor.
     size : int
 
     Returns
     -------
     array of float32 or float64
-        C-contiguous, on the same memory.
+        A C-contiguous view of the same memory.
 
     Raises
     ------
     StreamTypeError
-        If it is no such array, or of another dtype.
-    StreamError
-        If its shape differs, or it has gaps.
+        If it is not such an array, or has another dtype. StreamError
+            If its shape differs, or it is not contiguous.
 
     Examples
     --------
@@ -55,29 +54,29 @@ def as_vector(array: Any, size: int) -> NDArray[Any]:
 
 
 def viewed(array: Any) -> NDArray[Any]:
-    """The memory of ``array`` as an ndarray, or on a GPU as an array of CuPy's.
+    """Return a view of ``array`` as an ndarray, or as a CuPy array for GPU memory.
 
     Raises
     ------
     StreamTypeError
-        If there is none that can be read in place, or a mask on it.
+        If its memory cannot be read in place, or it is masked.
     """
     if isinstance(array, np.ma.MaskedArray):
         raise StreamTypeError("a masked array has values that do not count: pass array.filled(0)")
     if isinstance(array, np.ndarray):
-        return np.asarray(array)  # not a subclass of it
+        return np.asarray(array)  # drops subclasses
     if on_device(array):
         return array_module(array).asarray(array)  # type: ignore[no-any-return]
     if not is_array(array):
         raise StreamTypeError(f"an array is needed (buffer protocol, __array_interface__ or DLPack), not {type(array).__name__}")
     try:
         return np.from_dlpack(array) if hasattr(array, "__dlpack__") else np.asarray(array)
-    except Exception as error:  # whatever another library raises: the other ranks wait to be told of it
+    except Exception as error:  # another library may raise anything; it is reported to the other ranks
         raise StreamTypeError(f"this {type(array).__name__} cannot be read in place: {error}") from error
 
 
 def is_array(array: Any) -> bool:
-    """Whether this is one array, of whatever library."""
+    """Return True if the object is an array of any library."""
     if hasattr(array, "__dlpack__") or hasattr(array, "__array_interface__") or on_device(array):
         return True
     try:
@@ -88,11 +87,11 @@ def is_array(array: Any) -> bool:
 
 
 def no_indices(size: int, xp: Any = np) -> NDArray[Any]:
-    """An empty set of indices of a vector of that size."""
+    """Return an empty array of indices of a vector of this size."""
     return xp.empty(0, index_dtype(size))  # type: ignore[no-any-return]
 
 
 def nothing(size: int, like: NDArray[Any]) -> SparseStream:
-    """A stream of that size without entries, of the dtype of an array, and where that lies."""
+    """Return a stream of this size without entries, with the dtype and in the memory of ``like``."""
     xp = array_module(like)
     return SparseStream._sparse_form(no_indices(size, xp), xp.empty(0, like.dtype), size)

@@ -1,4 +1,4 @@
-"""The reducer that the cost model expects to be the fastest, chosen by the first operation; and what there is to say for it."""
+"""A reducer that uses the one that the cost model expects to be fastest, chosen in the first operation, and its explanation."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ _PREFIX = "chosen."
 
 @dataclass(frozen=True)
 class ReducerChoice:
-    """What :class:`Auto` takes, and what it goes by.
+    """The choice of :class:`Auto`, and the predictions that it is based on.
 
     Attributes
     ----------
     choice : str
         The name of a reducer, or "dense".
     predicted : dict of Predicted
-        By candidate, the parts of its step in seconds: ``seconds`` in all, of these ``select``, ``latency``, ``wire``, ``sums``,
-        and ``copies`` between GPU and host; ``algorithm`` of an exact sum, and ``bytes`` that arrive at the busiest rank.
+        For each candidate, the parts of its step in seconds: the total ``seconds``, and of these ``select``, ``latency``, ``wire``,
+        ``sums``, and ``copies`` between GPU and host; also ``algorithm`` for an exact sum, and ``bytes`` received by the busiest rank.
     size, k, ranks, hosts : int
     on_device : bool
-        Whether the vectors lie on GPUs.
+        Whether the vectors are on GPUs.
     """
 
     choice: str
@@ -83,7 +83,7 @@ def explain_reducer(
     dtype: DTypeLike = np.float32,
     on_device: bool = False,
 ) -> ReducerChoice:
-    """What ``Auto(size, k, candidates=...)`` takes on the ranks of ``comm``, and why. Collective.
+    """Return the choice of ``Auto(size, k, candidates=...)`` on the ranks of ``comm``, and the predictions. Collective.
 
     Parameters
     ----------
@@ -92,10 +92,10 @@ def explain_reducer(
     comm : mpi4py.MPI.Intracomm or SERIAL, optional
         ``MPI.COMM_WORLD`` by default.
     dtype : data-type
-        Of the accumulators: float32 or float64.
+        Dtype of the accumulators: float32 or float64.
     on_device : bool
-        Whether they lie on GPUs, of which none has to be there: copies to the host and back are then expected to take what was measured,
-        or else what PCI Express 4.0 promises.
+        Whether they are on GPUs. No GPU is needed: copies are predicted from measured constants if there are any, and otherwise from those
+        of PCI Express 4.0.
 
     Returns
     -------
@@ -105,7 +105,7 @@ def explain_reducer(
     Raises
     ------
     SparseAllreduceError
-        On every rank the same: AlgorithmError for arguments that make no sense, MismatchError if they differ.
+        The same error on every rank: AlgorithmError for invalid arguments, MismatchError if they differ.
 
     Examples
     --------
@@ -121,7 +121,7 @@ def explain_reducer(
             said = {"operation": "explain a reducer", "size": size, "k": k, "candidates": names, "dtype": np.dtype(dtype)}
             said["memory of the accumulators"] = "a GPU's" if on_device else "the host's"
             intent = Intent(tuple((name, str(value)) for name, value in said.items()), 0)
-        except Exception as error:  # the other ranks wait to be told of it
+        except Exception as error:  # reported to the other ranks
             intent = Intent((), 0, error)
 
         def explained(_rank: int, ranks: int) -> Generator[Step, Any, ReducerChoice]:
@@ -133,38 +133,38 @@ def explain_reducer(
 
 
 class Auto(Reducer):
-    """The reducer that is expected to take the least time, of several.
+    """A reducer that delegates to the candidate that is expected to take the least time.
 
-    The first operation asks the cost model, which knows latencies and bandwidths inside and between hosts, how fast this machine adds and
-    selects, N, k, and which ranks are on which host. All ranks have the same numbers, and so the same choice. It lasts until :meth:`reset`,
-    and goes into the state: what goes on from there has the bits of what was not interrupted, on whatever network.
+    The choice is made in the first operation by the cost model, from latencies and bandwidths inside and between hosts, the speed of
+    additions and selections, N, k, and the layout of ranks on hosts. All ranks have the same numbers, and so make the same choice. It lasts
+    until :meth:`reset` and is part of the state: training that is resumed from a state is bitwise identical to uninterrupted training, on
+    any network.
 
-    Whatever is chosen, nothing is lost with error feedback: what of a rank's values is not in the sum stays in its residual. But the values
-    that are summed are others, and of another number: all N ("dense"), the ranks' top k, up to P k ("topka", "topkdsa"), or k in all
-    ("oktopk", "gtopk"); "hitopk" takes k of each host's sum, and keeps residuals of those. ``candidates`` restricts the choice to what a
-    training is to have.
+    With error feedback nothing is lost, whatever the choice: values of a rank that are not in the sum stay in its residual. But the
+    candidates sum different values: all N ("dense"), the ranks' top k, up to P k ("topka", "topkdsa"), or k in total ("oktopk", "gtopk");
+    "hitopk" selects k of each host's sum, and keeps residuals of those. Restrict ``candidates`` to those that suit the training.
 
     Parameters
     ----------
     size, k : int
         As for :class:`~sparseallreduce.Reducer`.
     candidates : sequence of str
-        Names out of "dense", "topka", "topkdsa", "gtopk", "oktopk", "hitopk"; all by default. "topkdsa" takes the exact algorithm that is
-        expected to be the fastest.
+        Names out of "dense", "topka", "topkdsa", "gtopk", "oktopk", "hitopk"; all by default. "topkdsa" uses the exact algorithm that is
+        expected to be fastest.
     selector : callable
-        Of each rank's values for "topka", "topkdsa" and "gtopk", as for :class:`~sparseallreduce.TopkA`.
-    threshold_period : int or "auto"
-        Of "oktopk".
+        Selects each rank's values for "topka", "topkdsa" and "gtopk", as for :class:`~sparseallreduce.TopkA`. threshold_period : int or
+        "auto"
+            Period of "oktopk".
 
     Attributes
     ----------
     chosen : Reducer or None
-        What does the operations, once that is known.
+        The reducer in use, once chosen.
 
     Raises
     ------
     AlgorithmError
-        If there is no such candidate.
+        If a candidate is unknown.
 
     Examples
     --------
@@ -193,8 +193,8 @@ class Auto(Reducer):
         self.threshold_period = threshold_period
         self._selector = selector
         self.chosen: Reducer | None = None
-        self._ranks = 0  # that the choice was made for
-        for name in self.candidates:  # whether they know the options
+        self._ranks = 0  # number of ranks that the choice was made for
+        for name in self.candidates:  # checks their options
             self._made(name, "ssar_split_allgather")
 
     def options(self) -> dict[str, Any]:
@@ -217,7 +217,7 @@ class Auto(Reducer):
         return reduced
 
     def explained(self, comm: Any, dtype: DTypeLike, on_device: bool = False) -> ReducerChoice:
-        """What the model expects of the candidates there, with what was chosen, if that is known. Collective."""
+        """Return the model's predictions for the candidates on this communicator, with the actual choice if made. Collective."""
         made = explain_reducer(self.size, self.k, comm, candidates=self.candidates, dtype=dtype, on_device=on_device)
         return made if self.chosen is None else replace(made, choice=self.chosen.name)
 
@@ -243,7 +243,7 @@ class Auto(Reducer):
             chosen.restore({name.removeprefix(_PREFIX): value for name, value in state.items() if name.startswith(_PREFIX)})
 
     def _take(self, name: str, algorithm: str, ranks: int) -> Reducer:
-        """From now on."""
+        """Use this reducer from now on."""
         chosen = self.chosen = self._made(name, algorithm)
         chosen.reduction = self.reduction  # whose work is counted
         self.hosts, self._ranks = chosen.hosts, ranks
@@ -272,7 +272,7 @@ class Auto(Reducer):
 
 
 def checked_candidates(candidates: Sequence[str]) -> tuple[str, ...]:
-    """The names in the order of preference among equals; raises AlgorithmError if there is none, or one that is unknown."""
+    """Return the names in the order of preference among equals; raise AlgorithmError if there is none, or one is unknown."""
     given = [candidates] if isinstance(candidates, str) else list(candidates)
     unknown = [name for name in given if name not in CANDIDATES]
     if unknown or not given:

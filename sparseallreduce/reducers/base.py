@@ -1,4 +1,4 @@
-"""What all reducers have in common: checked arguments, one operation at a time, the agreement that comes before it, and its state."""
+"""The base class of reducers: checked arguments, agreement, one operation at a time, and the state."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ Array = NDArray[Any]
 
 
 class Reduced(NamedTuple):
-    """What an operation comes to."""
+    """The result of an operation."""
 
-    update: SparseStream  # a sum over the ranks, the same on each to the bit
-    # The indices of this rank's accumulator whose values are in that sum, in increasing order; slice(None) of a sum of all.
+    update: SparseStream  # a sum over the ranks, bitwise identical on each
+    # Increasing indices of this rank's accumulator whose values are in that sum; slice(None) for all.
     contributed: Any
 
 
 def contributions(contributed: Any, size: int) -> int:
-    """How many values of an accumulator of this size have contributed."""
+    """Return how many values of an accumulator of this size have contributed."""
     return size if isinstance(contributed, slice) else len(contributed)
 
 
@@ -53,45 +53,43 @@ Reducing = Generator[Step, Any, Reduced]
 
 
 class Reducer(ABC):
-    """A lossy allreduce with its state; one for each tensor and rank.
+    """A lossy allreduce with its state; create one for each tensor on each rank.
 
-    An operation that fails, whatever raises, leaves the state as it was, and the reducer ready for the next one. A rank that had all it
-    needed by then has its result all the same, and counts the operation. The next one is then a MismatchError on all ranks, lest replicas
-    that differ go on unnoticed: make them alike, as from a checkpoint, and :meth:`reset` or :meth:`restore` the reducers of all ranks.
+    An operation that fails leaves the state unchanged, and the reducer ready for the next one. A rank that already had everything it needed
+    still returns its result and counts the operation. The next operation then raises MismatchError on all ranks, so that different replicas
+    are noticed: make the replicas equal, for example from a checkpoint, and :meth:`reset` or :meth:`restore` the reducers of all ranks.
 
     Parameters
     ----------
     size : int
-        N, the elements of an accumulator.
-    k : int
-        How many of them to sum, about, from 1 to N (0 if N is 0).
-    hosts : bool
-        Whether the ranks of every host add their accumulators up first, and the hosts' sums are reduced: see
+        N, the number of elements of an accumulator. k : int
+            Approximate number of elements to sum, from 1 to N (0 if N is 0).
+        hosts : bool
+            Whether the ranks of every host first add their accumulators, and the hosts' sums are then reduced: see
         :class:`~sparseallreduce.reducers.by_hosts.ByHosts`. The result then depends on which ranks are on which host.
 
     Attributes
     ----------
     returned : SparseStream or None
-        Of the latest operation: partial sums that this rank took over from others and left out of the update, or what its own values lost
-        as they were coded. Who keeps a residual adds them to it, or they are lost. With ``hosts``, all of its part of the host's sum but
-        what is in the update.
+        Partial sums of the latest operation that this rank received and that are not in the update, or the quantisation errors of its own
+        values. Add them to a residual, or they are lost. With ``hosts``, this rank's part of the host's sum without what is in the update.
     steps : int
-        Operations completed.
+        Number of completed operations.
     select_seconds : float
-        Of the latest operation: how long this rank computed before it first said something, which is choosing what to send.
+        Time that this rank computed in the latest operation before its first message, which is the selection.
     reduction : Reduction
-        What adds streams; its ``work`` is what the simulator charges.
+        Adds streams; the simulator charges its ``work``.
 
     Raises
     ------
     StreamTypeError
-        If ``size`` or ``k`` is no integer.
+        If ``size`` or ``k`` is not an integer.
     AlgorithmError
         If ``size`` or ``k`` is out of range.
     """
 
     name: ClassVar[str]
-    _changing: ClassVar[tuple[str, ...]] = ("steps", "returned")  # attributes that an operation changes, or replaces
+    _changing: ClassVar[tuple[str, ...]] = ("steps", "returned")  # attributes that an operation modifies or replaces
 
     def __init__(self, size: int, k: int, *, hosts: bool = False) -> None:
         self.size = _integer("size", size)
@@ -107,35 +105,35 @@ class Reducer(ABC):
         self.hosts = bool(hosts)
         self._by_hosts = ByHosts(self._flat) if hosts else None
         self._generation = children.generation
-        self._in_flight: weakref.ref[ReducerOperation] | None = None  # an operation that is forgotten, however that comes about, is over
+        self._in_flight: weakref.ref[ReducerOperation] | None = None  # a weak reference: an operation that is garbage-collected is over
 
     def __repr__(self) -> str:
         hosts = ", hosts=True" if self.hosts else ""
         return f"{type(self).__name__}(size={self.size}, k={self.k}{hosts}, steps={self.steps})"
 
     def allreduce(self, accumulator: Any, comm: MPI.Intracomm | SerialCommunicator | None = None) -> Reduced:
-        """The sum over all ranks of what the system selects, and which of this rank's values are in it.
+        """Return the sum over all ranks of selected values, and the indices of this rank's values in it.
 
         Parameters
         ----------
         accumulator : ndarray of float32 or float64, shape (size,)
-            Or anything with the buffer protocol, ``__array_interface__`` or DLPack, such as a PyTorch CPU tensor; it is read in place
-            and left as it is. An array on a GPU, as of CuPy, is selected from there, and so it is on all ranks or on none.
+            Or any object with the buffer protocol, ``__array_interface__`` or DLPack, such as a PyTorch CPU tensor. It is read in place and
+            not modified. If it is on a GPU, such as a CuPy array, values are selected there; all ranks or none must pass GPU arrays.
         comm : mpi4py.MPI.Intracomm or SERIAL, optional
             ``MPI.COMM_WORLD`` by default.
 
         Returns
         -------
         update : SparseStream
-            A sum, not a mean; the same on every rank, to the bit. It lies where the accumulator does.
+            A sum, not a mean; bitwise identical on every rank. It is on the GPU if the accumulator is.
         contributed : ndarray
-            The indices, in increasing order, of the values of ``accumulator`` that are in it.
+            The indices, in increasing order, of the values of ``accumulator`` in the sum.
 
         Raises
         ------
         SparseAllreduceError
-            On every rank the same: StreamTypeError or StreamError for an accumulator that does not fit, MismatchError if
-            reducers, dtypes or the numbers of their operations differ, AlgorithmError if this reducer has one in flight.
+            The same error on every rank: StreamTypeError or StreamError for an unsuitable accumulator, MismatchError if reducers, dtypes or
+            the numbers of their operations differ, AlgorithmError if this reducer has an operation in flight.
         """
         with Telling(comm):
             result: Reduced = self.planned(accumulator).start(comm, blocking=True).wait()
@@ -144,28 +142,27 @@ class Reducer(ABC):
     def iallreduce(
         self, accumulator: Any, comm: MPI.Intracomm | SerialCommunicator | None = None, *, progress: str = "manual"
     ) -> Request:
-        """Start an :meth:`allreduce`, and return a request at once; ``accumulator`` has to stay as it is until that is done.
+        """Start an :meth:`allreduce` and return a request immediately; do not modify ``accumulator`` until it is complete.
 
-        If it is changed all the same, the sum is of what was there when this rank selected, which may be now or later.
-        ``progress`` is that of :func:`sparseallreduce.iallreduce`. The selection is part of the operation: with "thread" it, too, runs
-        beside the program. A reducer takes one operation at a time; those of several reducers may be in flight together.
+        If it is modified nevertheless, the sum contains the values at the time of this rank's selection, which may be now or later.
+        ``progress`` is as in :func:`sparseallreduce.iallreduce`. The selection is part of the operation and, with "thread", also runs in
+        the background. A reducer has one operation at a time; operations of several reducers may be in flight together.
         """
         with Telling(comm):
             return self.planned(accumulator).start(comm, blocking=False, progress=progress)
 
     def planned(self, accumulator: Any, *gradient: Any, kind: Callable[..., ReducerOperation] | None = None) -> ReducerOperation:
-        """An operation about to start, during which this reducer takes no other.
+        """Return an operation that is about to start, and reserve this reducer for it.
 
-        Nothing is raised here: a rank that left now would let the others wait.
+        Nothing is raised here, since a rank that raised now would let the other ranks wait.
 
         Parameters
         ----------
         accumulator : array
-            With a gradient, a residual: an ndarray, which is increased by it on the way.
-        *gradient : array or SparseStream
-            None or one.
-        kind : callable, optional
-            Makes the operation, with the parameters of :class:`ReducerOperation`.
+            With a gradient, it is a residual, an ndarray to which the gradient is added. *gradient : array or SparseStream
+                At most one.
+            kind : callable, optional
+                Creates the operation, with the parameters of :class:`ReducerOperation`.
         """
         make = kind or ReducerOperation
         try:
@@ -184,35 +181,35 @@ class Reducer(ABC):
         return operation
 
     def options(self) -> dict[str, Any]:
-        """What besides size and k has to be the same on all ranks, by name."""
+        """Return what must be equal on all ranks in addition to size and k, by name."""
         return {}
 
     def schedule(self, accumulator: Array, gradient: Array | None, rank: int, ranks: int) -> Reducing:
-        """As :meth:`reduce`, by hosts if that is so."""
+        """Return the schedule of :meth:`reduce`, by hosts if requested."""
         if self._by_hosts is None:
             return (yield from self.reduce(accumulator, gradient, rank, ranks))
         update, self.returned = yield from self._by_hosts.reduce(self, accumulator, gradient, rank, ranks)
         return Reduced(self.reduction.leave(update), slice(None))
 
     def _flat(self, size: int, k: int) -> Reducer:
-        """One like this, of another vector, for which all ranks are alike."""
+        """Return a reducer with the same settings for a vector of another size, without hosts."""
         raise AlgorithmError(f"{self.name} has no form by hosts: leave out hosts")
 
     @abstractmethod
     def reduce(self, accumulator: Array, gradient: Array | None, rank: int, ranks: int) -> Reducing:
-        """The schedule behind the agreement.
+        """Return the schedule that follows the agreement.
 
-        With ``gradient``, ``accumulator`` is increased by it before the first step, and neither is changed otherwise. If the operation
-        fails, here or later, what it has changed of the reducer's state is taken back.
+        ``gradient``, if given, is added to ``accumulator`` before the first step; neither is modified otherwise. If the operation fails,
+        here or later, its changes to the reducer's state are undone.
         """
 
     def reset(self) -> None:
-        """Forget all operations, as if there had been none.
+        """Reset the state to that of a new reducer.
 
         Raises
         ------
         AlgorithmError
-            If one is in flight.
+            If an operation is in flight.
         """
         self._check_idle()
         self.steps = 0
@@ -221,7 +218,7 @@ class Reducer(ABC):
             self._by_hosts.reset()
 
     def state(self) -> dict[str, Any]:
-        """All that later operations depend on, for checkpoints: numbers, texts and arrays by name.
+        """Return everything that later operations depend on, for checkpoints: numbers, strings and arrays by name.
 
         Raises
         ------
@@ -233,12 +230,12 @@ class Reducer(ABC):
         return own if self._by_hosts is None else own | self._by_hosts.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a :meth:`state`.
+        """Continue from a :meth:`state`.
 
         Raises
         ------
         CheckpointError
-            If it is that of another kind of reducer, or of one for another size or k.
+            If it belongs to another kind of reducer, or to another size or k.
         AlgorithmError
             If an operation is in flight.
         """
@@ -264,7 +261,7 @@ class Reducer(ABC):
             raise AlgorithmError(f"this {self.name} has an operation in flight: wait for it, or take one reducer for each tensor")
 
     def _kept(self) -> dict[str, Any]:
-        """What an operation changes, to be given to :meth:`_take_back`."""
+        """Return what an operation may change, for :meth:`_take_back`."""
         by_hosts = {} if self._by_hosts is None else {"by hosts": self._by_hosts.kept()}
         return {name: getattr(self, name) for name in self._changing} | by_hosts
 
@@ -292,10 +289,10 @@ class Reducer(ABC):
 
 
 class ReducerOperation:
-    """An operation of a reducer: what to tell the other ranks of it, and its schedule.
+    """An operation of a reducer: its intent for the agreement, and its schedule.
 
-    The reducer is its own from :meth:`Reducer.planned` on, and until it is over: done, failed, abandoned or forgotten. What it has changed
-    by then counts only if it is done.
+    It reserves the reducer from :meth:`Reducer.planned` on until it is done, failed, abandoned or garbage-collected. Its changes to the
+    reducer's state are kept only if it is done.
     """
 
     def __init__(
@@ -305,18 +302,18 @@ class ReducerOperation:
         self.intent = intent
         self.accumulator = accumulator
         self.gradient = gradient
-        self._before: dict[str, Any] | None = None  # of the reducer, while this may have changed it
+        self._before: dict[str, Any] | None = None  # state of the reducer before the operation, while it may have to be restored
 
     def start(self, comm: Any, *, blocking: bool, progress: str = "manual") -> Request:
         """Start the operation over MPI."""
         try:
             return launch(comm, self.intent, self.run, close=self.abandon, blocking=blocking, progress=progress)
         except BaseException:
-            self.abandon()  # it may not even have begun, as on what is no communicator, or be interrupted while others wait for it
+            self.abandon()  # it may not have started, for example with an invalid communicator
             raise
 
     def run(self, rank: int, ranks: int) -> Generator[Step, Any, Any]:
-        """The schedule behind the agreement."""
+        """Return the schedule that follows the agreement."""
         try:
             self._check_owner()
             self._before = self.reducer._kept()
@@ -330,25 +327,25 @@ class ReducerOperation:
             self.abandon()
 
     def take_in(self) -> None:
-        """What comes before the selection."""
+        """Add a sparse gradient, before the selection."""
         if isinstance(self.gradient, SparseStream):
             assert self.accumulator is not None
             self.gradient.add_to(self.accumulator)
             self.gradient = None
 
     def completed(self, reduced: Reduced, ranks: int) -> Any:
-        """The result of the operation, of what the reducer has come to."""
+        """Return the result of the operation, given that of the reducer."""
         return reduced
 
     def abandon(self) -> None:
-        """Take back what is not done, and let the reducer go."""
+        """Undo the changes of an unfinished operation, and release the reducer."""
         if self._owns():
             if self._before is not None:
                 self.reducer._take_back(self._before)
             self.reducer._in_flight = None
 
     def _reduced(self, rank: int, ranks: int, start: float) -> Reducing:
-        """The reducer's own schedule; the time from ``start`` to its first step is noted as that of selection."""
+        """Run the reducer's own schedule; the time from ``start`` to its first step is recorded as the selection time."""
         accumulator, reducer = self.accumulator, self.reducer
         assert accumulator is not None
         assert not isinstance(self.gradient, SparseStream)

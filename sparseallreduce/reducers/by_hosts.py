@@ -1,4 +1,4 @@
-"""Lossy sums on two levels: the ranks of a host add their vectors up, and a reducer works between hosts (CommLib section 3.2)."""
+"""Two-level lossy sums: the ranks of a host add their vectors, and a reducer works between hosts (CommLib section 3.2)."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ _PREFIX = "by hosts."
 
 
 class ByHosts:
-    """How a reducer works where every host is to be as one rank: each of a host's ranks has a reducer of its own for a part.
+    """Runs a reducer between hosts, where each of a host's ranks has a separate reducer for a part.
 
     The operation has four steps (CommLib algorithm 2), with L the ranks of the smallest host:
 
-    1. Dense reduce-scatter inside every host: its first L ranks have the sums of a part of about N/L values each.
-    2. Of its part a rank selects k/L values, rounded up.
-    3. The ranks at one place of all hosts reduce what they have selected, by a reducer of that part.
+    1. Dense reduce-scatter inside every host: its first L ranks obtain the sums of a part of about N/L values each.
+    2. A rank selects k/L values of its part, rounded up.
+    3. The ranks at one place of all hosts reduce the selected values, by a reducer for that part.
     4. The ranks of a host gather the parts.
 
-    All values of a rank are so in the sum of its host. What is not selected of a part, or not in the result, stays with the rank that has
-    the part.
+    All values of a rank are thus in the sum of its host. Values of a part that are not selected, or not in the result, stay with the rank
+    that has the part.
 
     Parameters
     ----------
     make : callable
-        The reducer of a part, from its size and its k.
+        Returns the reducer of a part, given its size and k.
     """
 
     def __init__(self, make: Callable[[int, int], Reducer]) -> None:
         self._make = make
-        self.part: Reducer | None = None  # of this rank, once it is known what it is
-        self._pending: Mapping[str, Any] = {}  # a state for it
+        self.part: Reducer | None = None  # the reducer of this rank's part, once the part is known
+        self._pending: Mapping[str, Any] = {}  # a restored state for it
 
     def reduce(
         self, owner: Reducer, accumulator: Array, gradient: Array | None, rank: int, ranks: int
     ) -> Generator[Step, Any, tuple[SparseStream, SparseStream]]:
-        """The schedule: the update, and what of this rank's part is left out of it."""
+        """Return the schedule; its result is the update, and what of this rank's part is not in it."""
         if gradient is not None:
             accumulator += gradient
         hosts: Hosts = yield Layout()
@@ -64,7 +64,7 @@ class ByHosts:
         sums: SparseStream | None = yield HostReduceScatter(own, members, bounds, reduction)
         update, left = None, nothing(owner.size, accumulator)
         if sums is not None:
-            values = sums._stored.copy()  # of a host of one rank these are the accumulator's
+            values = sums._stored.copy()  # with one rank per host they would be the accumulator's memory
             part = self._reducer_of(len(values), min(len(values), -(-owner.k // lanes)), owner)
             part.returned = nothing(part.size, accumulator)
             lane = hosts.lane(place)
@@ -75,43 +75,43 @@ class ByHosts:
         return total, left
 
     def _reducer_of(self, size: int, k: int, owner: Reducer) -> Reducer:
-        """That of this rank's part, the same as before if the part is."""
+        """Return the reducer of this rank's part, which is kept while the part is the same."""
         part = self.part
         if part is None or (part.size, part.k) != (size, k):
             part = self.part = self._make(size, k)
             if self._pending and (self._pending["size"], self._pending["k"]) == (size, k):
                 part.restore(self._pending)
             self._pending = {}
-        part.reduction = owner.reduction  # whose work is counted
+        part.reduction = owner.reduction  # so that its work is counted
         return part
 
     def reset(self) -> None:
-        """Forget all operations."""
+        """Reset the state."""
         self.part, self._pending = None, {}
 
     def state(self) -> dict[str, Any]:
-        """What later operations depend on, by names that begin alike."""
+        """Return what later operations depend on, by names with a common prefix."""
         own = self._pending if self.part is None else self.part.state()
         return {_PREFIX + name: value for name, value in own.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state, if this rank has the same part again."""
+        """Continue from a state, if this rank has the same part again."""
         self.part = None
         self._pending = {name.removeprefix(_PREFIX): value for name, value in state.items() if name.startswith(_PREFIX)}
 
     def kept(self) -> Any:
-        """What an operation changes."""
+        """Return what an operation may change."""
         return self.part, self._pending, None if self.part is None else self.part._kept()
 
     def take_back(self, kept: Any) -> None:
-        """Have it as it was."""
+        """Restore what an operation has changed."""
         self.part, self._pending, of_part = kept
         if self.part is not None:
             self.part._take_back(of_part)
 
 
 def timed(schedule: Reducing, owner: Reducer) -> Reducing:
-    """The schedule of a reducer that works for another one, whose time of selection is that up to the first step."""
+    """Run the schedule of a reducer on behalf of another; the time to its first step is recorded as the selection time."""
     start, value, first = perf_counter(), None, True
     while True:
         try:
@@ -126,7 +126,7 @@ def timed(schedule: Reducing, owner: Reducer) -> Reducing:
 
 
 def _moved(stream: SparseStream, lo: int, hi: int, size: int) -> SparseStream:
-    """The stream of a part as the whole vector's on the range of that part."""
+    """Return the stream of a part as a stream of the whole vector on the part's range."""
     if stream.is_dense:
         return SparseStream._dense_form(stream._stored, size, lo, hi, stream._present)
     indices, values = stream._entries()
@@ -135,7 +135,7 @@ def _moved(stream: SparseStream, lo: int, hi: int, size: int) -> SparseStream:
 
 
 def _left(values: Array, contributed: Any, returned: SparseStream | None, lo: int, size: int) -> SparseStream:
-    """Of the sums of a part, those that are not in the result, dense on its range; ``values`` become these."""
+    """Return the sums of a part that are not in the result, dense on its range; ``values`` are overwritten with them."""
     if isinstance(contributed, slice):
         values[contributed] = 0
     else:

@@ -1,8 +1,8 @@
-"""What a step of error feedback costs by each reducer: the model that serves ``algorithm="auto"``, with the selection before it.
+"""The cost of a step of error feedback with each reducer: the model for ``Auto``, including the selection.
 
-A step takes a pass over N values to select, the messages of the reducer (Ok-Topk table 1, gTop-k table 1, CommLib equations 7 to 10), and
-the additions between them. All is made of sums, products and quotients alone, so that ranks which start from the same numbers choose the
-same reducer.
+A step consists of a pass over N values to select, the messages of the reducer (Ok-Topk table 1, gTop-k table 1, CommLib equations 7 to 10),
+and the additions between them. The model uses only sums, products and quotients, so that ranks with the same inputs choose the same
+reducer.
 """
 
 from __future__ import annotations
@@ -33,44 +33,44 @@ __all__ = ["CANDIDATES", "Case", "Predicted", "case_of", "evaluation_seconds", "
 
 # In the order of preference among equals.
 CANDIDATES = ("dense", "topka", "topkdsa", "gtopk", "oktopk", "hitopk")
-PERIOD = 32  # operations that share the evaluation of Ok-Topk's thresholds
+PERIOD = 32  # operations between evaluations of Ok-Topk's thresholds
 
-# What a step takes besides, fitted to measurements (P = 2, N = 10^3 to 10^7, densities of 0.1 to 10 %: bench/reducer_choice.py).
-# Passes over a dense array, each in the time that one takes which writes zeros:
-_DENSE_PASSES = 12.0  # the gradient is added to the residual, that copied, the mean made of the sum, the residual cleared
-_SELECT_PASSES = 8.0  # the gradient is added to the residual, and what lies above a threshold copied
+# Other costs of a step, fitted to measurements (P = 2, N = 10^3 to 10^7, densities of 0.1 to 10 %: bench/reducer_choice.py).
+# Passes over a dense array, in units of a pass that writes zeros:
+_DENSE_PASSES = 12.0  # add the gradient to the residual, copy that, compute the mean, clear the residual
+_SELECT_PASSES = 8.0  # add the gradient to the residual, copy what is above a threshold
 _MEASURE_PASSES = 6.0  # MSTopK's mean and maximum
-_HOST_PASSES = 8.0  # a host's vectors are copied for each other, added, and what is left of the sum is put into the residual
-# Of an entry, in multiples of the time that a merge takes for one it reads:
-_SELECT = 7.0  # it is found among about one and a half k that lie above a threshold
-_FINISH = 7.0  # it is divided by the number of ranks, and its place in the residual cleared
-_SELECT_AGAIN = 28.0  # for each of k of a stream: the k largest of two k, with what they leave
-_SELECT_REDUCED = 20.0  # likewise in Ok-Topk, whose thresholds are known
+_HOST_PASSES = 8.0  # exchange and add a host's vectors, put the rest of the sum into the residual
+# Per entry, in units of the time of a merge per entry read:
+_SELECT = 7.0  # select it among about 1.5 k candidates above a threshold
+_FINISH = 7.0  # divide it by the number of ranks, and clear it in the residual
+_SELECT_AGAIN = 28.0  # select the k largest of 2 k, and keep the rest
+_SELECT_REDUCED = 20.0  # the same in Ok-Topk, whose thresholds are known
 _SELECT_MEASURED = 50.0  # by MSTopK
-# Seconds, whatever N and k are:
+# Fixed seconds:
 _ONCE = {"dense": 7e-5, "topkdsa": 1.2e-4, "topka": 1.2e-4, "gtopk": 1.2e-4, "oktopk": 4e-4, "hitopk": 4.5e-4}
-_FEW = 100  # values, of which so many that a threshold lets through may be a fifth off by chance: it is evaluated in every step
-# Algorithms that sum the ranks' top k exactly, of which the fastest is taken: its sum is sparse, or becomes dense on the way.
+_FEW = 100  # below this k, the number of values above a threshold may be a fifth off by chance, so it is evaluated in every step
+# Algorithms that sum the ranks' top k exactly; the fastest is used.
 EXACT = ("ssar_recursive_doubling", "ssar_split_allgather", "dsar_split_allgather")
 
 
 class Case(NamedTuple):
-    """What is to be reduced, where: N values on each rank, of which k are to be summed."""
+    """A reduction to be predicted: N values on each rank, of which k are to be summed, and the machine."""
 
     size: int  # N
     k: int
     value_bytes: int
     hosts: Hosts
     machine: Machine
-    on_device: bool = False  # whether vectors lie on a GPU, and sums are made there
+    on_device: bool = False  # whether vectors are on a GPU and added there
 
     @property
     def ranks(self) -> int:
-        """P."""
+        """The number of ranks, P."""
         return sum(map(len, self.hosts.members))
 
     def problem(self, entries: float) -> Problem:
-        """The sum of so many entries of each rank."""
+        """Return the problem of summing ``entries`` entries of each rank."""
         return Problem(
             entries=rounded(entries),
             size=self.size,
@@ -85,31 +85,31 @@ class Case(NamedTuple):
         )
 
     def sums(self, entries: float) -> float:
-        """Seconds in which a sparse reduction reads so many entries, its beginning apart."""
+        """Return the seconds of a sparse reduction that reads ``entries`` entries, without its fixed cost."""
         return (self.machine.gamma_device if self.on_device else self.machine.gamma) * entries
 
 
 class Predicted(NamedTuple):
-    """Of a step by one reducer, in seconds."""
+    """The predicted seconds of a step with one reducer, and their parts."""
 
     seconds: float
-    select: float  # of these, before anything is sent
-    latency: float  # of what follows, the time that messages without content would take
-    wire: float  # that of their bytes, written and read
-    sums: float  # that of additions and of selections on the way
-    algorithm: str = ""  # by which an exact sum is made
-    bytes: float = 0.0  # that arrive at the busiest rank
-    copies: float = 0.0  # seconds of copies between a GPU and the host, which no other part holds
+    select: float  # before anything is sent
+    latency: float  # time of messages without their content
+    wire: float  # time of their bytes, including encoding and decoding
+    sums: float  # time of additions and of later selections
+    algorithm: str = ""  # algorithm of an exact sum
+    bytes: float = 0.0  # bytes received by the busiest rank
+    copies: float = 0.0  # seconds of copies between a GPU and the host, not in other parts
 
 
 def fastest(times: dict[str, Predicted]) -> str:
-    """The candidate that takes the least time, the first of equals."""
+    """Return the candidate with the least time, the first among equals."""
     return min(times, key=lambda name: times[name].seconds)
 
 
 @lru_cache(maxsize=1024)
 def predicted(case: Case, names: tuple[str, ...] = CANDIDATES) -> dict[str, Predicted]:
-    """A step of each candidate, the same on all ranks."""
+    """Return the prediction of a step for each candidate, the same on all ranks."""
     found = {}
     for name in names:
         algorithm = _algorithm(case) if name == "topkdsa" else ""
@@ -139,14 +139,14 @@ def predicted(case: Case, names: tuple[str, ...] = CANDIDATES) -> dict[str, Pred
 
 
 def _bytes_in(name: str, case: Case, algorithm: str) -> float:
-    """That arrive at the busiest rank: the time on a network where nothing else takes any."""
+    """Return the bytes received by the busiest rank: the predicted time on a network where only bytes take time."""
     beta = case.machine.beta or 1e-12
     alone = Machine(0.0, beta, 0.0, 0.0, beta, 0.0, 0.0, codec=case.machine.codec)
     return _MODELS[name].exchange(case._replace(machine=alone, on_device=False), algorithm) / beta
 
 
 def evaluation_seconds(case: Case) -> float:
-    """Of evaluating Ok-Topk's thresholds in a step, beyond one that reuses them: a second look at the values, and counts."""
+    """Return the additional seconds of evaluating Ok-Topk's thresholds in a step: a second pass over the values, and counts."""
     machine = case.machine
     second_look = machine.dense_pass(case.size, case.size * case.value_bytes, case.on_device)
     # A radix search takes the exponent in two rounds, and then as many as the values that have it in common take.
@@ -156,7 +156,7 @@ def evaluation_seconds(case: Case) -> float:
 
 
 def _total_time(case: Case, counts: int) -> float:
-    """Of a sum of counts: by telling all, or by Rabenseifner's algorithm."""
+    """Return the seconds of a sum of counts, by an exchange of all or by Rabenseifner's algorithm."""
     ranks, machine = case.ranks, case.machine
     if 2 * (ranks - 1) * counts <= case.k // 64:
         return rounds(ranks) * machine.alpha + (ranks - 1) * 8 * counts * machine.beta
@@ -164,7 +164,7 @@ def _total_time(case: Case, counts: int) -> float:
 
 
 def case_of(size: int, k: int, value_bytes: int, ranks: int, on_device: bool = False) -> Generator[Step, Any, Case]:
-    """What the model is asked by these ranks, all of the communicator's or one on each of several hosts, of vectors on GPUs or not."""
+    """Return the model's input for these ranks, which are all ranks of the communicator or one on each of several hosts."""
     hosts: Hosts = yield Layout()
     machine: Machine | None = yield Constants()
     if sum(map(len, hosts.members)) != ranks:
@@ -174,11 +174,11 @@ def case_of(size: int, k: int, value_bytes: int, ranks: int, on_device: bool = F
 
 class _Model(NamedTuple):
     select: Callable[[Case], float]
-    exchange: Callable[[Case, str], float]  # by an algorithm, where that is chosen
+    exchange: Callable[[Case, str], float]  # the second argument is the algorithm, if there is a choice
 
 
 def _selection(case: Case) -> float:
-    """Of the k largest of N values, exactly."""
+    """Return the seconds of selecting the exact k largest of N values."""
     return _passes(case, _SELECT_PASSES) + _SELECT * case.sums(case.k)
 
 
@@ -187,12 +187,12 @@ def _passes(case: Case, passes: float) -> float:
 
 
 def _finish(case: Case) -> float:
-    """Of what follows the sum."""
+    """Return the seconds of the work after the sum."""
     return _FINISH * case.sums(case.k)
 
 
 def _algorithm(case: Case) -> str:
-    """By which the ranks' top k are summed."""
+    """Return the algorithm by which the ranks' top k are summed."""
     return min(EXACT, key=lambda name: predicted_time(name, case.problem(case.k), case.machine))
 
 
@@ -209,11 +209,11 @@ def _topkdsa(case: Case, algorithm: str) -> float:
 
 
 def _gtopk(case: Case, _: str) -> float:
-    """A tree up and down, of k entries a message; the k largest of two streams on every level."""
+    """Return the seconds of a tree up and down, with messages of k entries, and a selection from two streams on every level."""
     problem, machine, k = case.problem(case.k), case.machine, case.k
     time, distance = _finish(case), 1
     while distance < case.ranks:
-        alone = machine._replace(beta=machine.beta / problem.local)  # of a host, whose ranks elsewhere share its link
+        alone = machine._replace(beta=machine.beta / problem.local)  # one rank of a host; its other ranks communicate elsewhere
         time += 2 * step_time(problem, alone, distance, k, case.size)
         time += pair_time(problem, machine, k, case.size) + _SELECT_AGAIN * case.sums(k)
         distance *= 2
@@ -221,7 +221,7 @@ def _gtopk(case: Case, _: str) -> float:
 
 
 def _oktopk(case: Case, _: str) -> float:
-    """Split and reduce, the counts, and the allgatherv; of the evaluation its share."""
+    """Return the seconds of the split and reduce, the counts, the allgatherv, and a share of the threshold evaluation."""
     problem, machine, ranks = case.problem(case.k), case.machine, case.ranks
     time = split_time(problem, machine, tree_time(problem, machine, ranks)) + _finish(case)
     time += _total_time(case, ranks)  # whether the regions are balanced
@@ -233,12 +233,12 @@ def _oktopk(case: Case, _: str) -> float:
 
 
 def _select_of_part(case: Case) -> float:
-    """HiTopK's comes after the sum inside the host."""
+    """Return 0: HiTopK selects after the sum inside the host."""
     return 0.0
 
 
 def _hitopk(case: Case, _: str) -> float:
-    """Dense sums inside every host, MSTopK of a part, an allgather of these between hosts, and one of the results inside."""
+    """Return the seconds of dense sums inside hosts, MSTopK of a part, an allgather between hosts, and one inside."""
     problem, machine, lanes = case.problem(case.k), case.machine, case.hosts.lanes
     each, part, k = case.hosts.most, case.size / lanes, min(case.size / lanes, -(-case.k // lanes))
     here = problem._replace(ranks=each, local=max(each, 1))

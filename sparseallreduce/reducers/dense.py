@@ -1,4 +1,4 @@
-"""The dense sum as a reducer: what the lossy ones are compared with."""
+"""The dense sum as a reducer, for comparison with the lossy ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Dense"]
 
 
 class Dense(Reducer):
-    """The sum of all values, by MPI's own allreduce; ``k`` is the size."""
+    """A reducer that sums all values by MPI's own allreduce; ``k`` is the size."""
 
     name = "dense"
 

@@ -1,7 +1,7 @@
-"""Error feedback: what a reducer leaves out of one update is kept, and takes part in the next.
+"""Error feedback: values that a reducer leaves out of an update are kept in a residual and take part in the next one.
 
-The residuals are those of each paper's algorithm (thesis algorithm 2, gTop-k algorithm 4, Ok-Topk algorithm 2), which all come to one
-rule: a gradient is added to the residual; the reducer selects from it; and what has become part of the update is taken out.
+The residuals of the papers' algorithms (thesis algorithm 2, gTop-k algorithm 4, Ok-Topk algorithm 2) follow one rule: the gradient is added
+to the residual, the reducer selects from it, and values that are part of the update are removed.
 """
 
 from __future__ import annotations
@@ -34,54 +34,51 @@ __all__ = ["ErrorFeedback"]
 
 
 class ErrorFeedback:
-    """Keeps the residual of one tensor around a reducer.
+    """A reducer with the residual of one tensor.
 
-    Nothing is ever lost, unless the residual decays: the gradients of all ranks, summed over all steps, are P times the updates plus the
-    residuals of all ranks, to rounding.
+    Nothing is lost, unless the residual decays: the gradients of all ranks, summed over all steps, equal P times the updates plus the
+    residuals of all ranks, up to rounding.
 
     Parameters
     ----------
     reducer : Reducer
-        For this one only.
+        Used by this object only.
     dtype : data-type, optional
-        Of the residual, and of the gradients: float32 or float64.
+        Dtype of the residual and of the gradients: float32 or float64.
     decay : float
-        What the residual is multiplied by before a gradient is added to it, above 0 and at most 1. Below 1 what is old counts less, as
-        with SparseLoCo's beta (Sarfi et al., 2025, algorithm 1), which takes the place of momentum.
+        Factor by which the residual is multiplied before a gradient is added, above 0 and at most 1, like SparseLoCo's beta (Sarfi et al.,
+        2025, algorithm 1), which takes the place of momentum.
     revocable : bool
-        Keep what a step takes out of the residual, so that :meth:`put_back` can undo it. Costs a copy of the values that were sent.
+        Whether :meth:`put_back` can undo a step, which takes a copy of the values that were sent.
 
     Attributes
     ----------
     residual : array, shape (size,)
-        What has come in on this rank and was not applied yet. It is the operation's own while one is in flight. It lies where the
-        gradients do: with the first of them, and the first after a :meth:`reset` or :meth:`restore`, it moves to a GPU or to the host.
+        Gradients of this rank that have not been applied yet. Do not access it while an operation is in flight. It is on the GPU or the
+        host like the gradients: it moves with the first of them, and the first after a :meth:`reset` or :meth:`restore`.
     contributed : array
-        The indices of this rank's residual and gradient that were in the latest update, in increasing order; ``slice(None)`` where a
-        reducer sums all.
+        Increasing indices of this rank's residual and gradient that were in the latest update; ``slice(None)`` for all.
     gradients : int
-        Gradients that the residual has taken in.
+        Number of gradients added to the residual.
 
-    Raises
-    ------
-    StreamTypeError
-        If the dtype is another.
+        Raises
+        ------
+        StreamTypeError
+            If the dtype is not supported.
     AlgorithmError
         If the decay is out of range.
 
     Notes
     -----
-    A step that fails, whatever is raised, loses nothing. If the arguments of any rank were wrong, or the step was interrupted before the
-    ranks had agreed on it, nothing has happened: ``gradients`` has not grown, and the step may be made again. If a rank fails later (it
-    is out of memory, say, or interrupted, which the others are told), the residuals of the ranks that raise the error hold the gradient,
-    and nothing was taken out of them: ``gradients`` has grown, and the next step is to be made with the next gradient. Only an interrupt
-    that strikes while a rank adds its gradient, and not while it waits, may leave a part of the gradient out. A rank that had received
-    all it needed by then has its update, as with any collective, and the next step is a MismatchError on all ranks: make the replicas
-    alike again, and call ``reducer.reset()`` on all ranks, which leaves the residuals as they are.
+    A failed step loses nothing. If the arguments of any rank were wrong, or the step was interrupted before the ranks agreed on it, nothing
+    has changed: ``gradients`` has not increased, and the step can be repeated. If a rank fails later (for example out of memory, or
+    interrupted), the residuals of the ranks that raise contain the gradient, and nothing was removed: ``gradients`` has increased, and the
+    next step takes the next gradient. Only an interrupt while a rank adds its gradient may leave out part of it. A rank that had received
+    everything by then has its update, as with any collective, and the next step raises MismatchError on all ranks: make the replicas equal
+    again, and call ``reducer.reset()`` on all ranks, which keeps the residuals.
 
-    Of a request that is dropped, the step takes place all the same, and its mean is lost.
-
-    In the simulator error feedback stands in the place of a reducer, and gradients in that of accumulators.
+    If a request is dropped, the step still takes place, and its mean is lost. In the simulator error feedback takes the place of a reducer,
+    and gradients that of accumulators.
 
     Examples
     --------
@@ -104,37 +101,37 @@ class ErrorFeedback:
         self.contributed: Any = no_indices(reducer.size)
         self.gradients = 0
         self.revocable = revocable
-        self._taken: tuple[Any, Any] | None = None  # places of the residual, and what lay there before the latest step took its part out
-        self._settled = False  # whether a gradient has said where the residual is to lie
+        self._taken: tuple[Any, Any] | None = None  # positions in the residual, and their values before the latest step removed its part
+        self._settled = False  # whether the residual has been moved to where the gradients are
 
     def __repr__(self) -> str:
         return f"ErrorFeedback({self.reducer!r}, dtype={self.residual.dtype}, gradients={self.gradients})"
 
     @property
     def reduction(self) -> Reduction:
-        """The reducer's."""
+        """The reduction of the reducer."""
         return self.reducer.reduction
 
     def step(self, gradient: Any, comm: MPI.Intracomm | SerialCommunicator | None = None) -> SparseStream:
-        """The mean over the ranks of what is selected of residuals and gradients; the residuals keep the rest.
+        """Return the mean over the ranks of values selected from residuals plus gradients; the residuals keep the rest.
 
         Parameters
         ----------
         gradient : ndarray, shape (size,)
-            Of the residual's dtype, or anything with the buffer protocol, ``__array_interface__`` or DLPack; or a SparseStream, which
-            takes one pass over memory less. It is left as it is. All gradients lie on a GPU, on all ranks, or none does.
+            Of the residual's dtype; any object with the buffer protocol, ``__array_interface__`` or DLPack; or a SparseStream, which takes
+            one pass over memory less. It is not modified. The gradients of all ranks must be on GPUs, or none.
         comm : mpi4py.MPI.Intracomm or SERIAL, optional
             ``MPI.COMM_WORLD`` by default.
 
         Returns
         -------
         SparseStream
-            The same on every rank, to the bit.
+            Bitwise identical on every rank.
 
-        Raises
-        ------
-        SparseAllreduceError
-            On every rank the same, as for :meth:`~sparseallreduce.Reducer.allreduce`.
+            Raises
+            ------
+            SparseAllreduceError
+                The same error on every rank, as for :meth:`~sparseallreduce.Reducer.allreduce`.
         """
         with Telling(comm):
             mean: SparseStream = self.planned(gradient).start(comm, blocking=True).wait()
@@ -143,19 +140,19 @@ class ErrorFeedback:
     def istep(
         self, gradient: Any, comm: MPI.Intracomm | SerialCommunicator | None = None, *, progress: str = "manual"
     ) -> Request:
-        """Start a :meth:`step`, and return a request at once; ``gradient`` has to stay as it is until that is done.
+        """Start a :meth:`step` and return a request immediately; do not modify ``gradient`` until it is complete.
 
-        ``progress`` is that of :func:`sparseallreduce.iallreduce`.
+        ``progress`` is as in :func:`sparseallreduce.iallreduce`.
         """
         with Telling(comm):
             return self.planned(gradient).start(comm, blocking=False, progress=progress)
 
     def planned(self, gradient: Any) -> ReducerOperation:
-        """A step about to start; nothing is raised here."""
+        """Return a step that is about to start; errors are stored in it."""
         try:
             if not self._settled:
                 self._place(gradient)
-        except Exception as error:  # the other ranks wait to be told of it
+        except Exception as error:  # reported to the other ranks
             return _Step(self, self.reducer, Intent((), 0, error))
         return self.reducer.planned(self.residual, gradient, kind=partial(_Step, self))
 
@@ -181,7 +178,7 @@ class ErrorFeedback:
         self._taken = None
 
     def reset(self) -> None:
-        """Forget residual and history; raises AlgorithmError if a step is in flight."""
+        """Clear residual and state; raise AlgorithmError if a step is in flight."""
         self.reducer.reset()
         self._taken = None
         self.residual[:] = 0
@@ -190,7 +187,7 @@ class ErrorFeedback:
         self._settled = False
 
     def state(self) -> dict[str, Any]:
-        """All that later steps depend on, for checkpoints: the reducer's state, and a copy of the residual, which lies on the host.
+        """Return everything that later steps depend on, for checkpoints: the reducer's state, and a copy of the residual on the host.
 
         Raises
         ------
@@ -200,12 +197,12 @@ class ErrorFeedback:
         return {**self.reducer.state(), "residual": as_host(self.residual.copy()), "gradients": self.gradients}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a :meth:`state`: the steps that follow are those that would have followed it, to the bit.
+        """Continue from a :meth:`state`; the following steps are bitwise identical to those that would have followed it.
 
         Raises
         ------
         CheckpointError
-            If it is that of another kind of reducer, or of one for another size, k or dtype.
+            If it belongs to another kind of reducer, or to another size, k or dtype.
         AlgorithmError
             If a step is in flight.
         """
@@ -221,7 +218,7 @@ class ErrorFeedback:
         self._settled = False
 
     def _place(self, gradient: Any) -> None:
-        """Have the residual lie where a gradient does."""
+        """Move the residual to where a gradient is, on the host or a GPU."""
         where = gradient._stored if isinstance(gradient, SparseStream) else gradient
         if on_device(where) != on_device(self.residual):
             self.reducer._check_idle()
@@ -229,7 +226,7 @@ class ErrorFeedback:
 
 
 class _Step(ReducerOperation):
-    """The reducer's operation, between taking the gradient in and taking out what was applied."""
+    """The operation of a step: adds the gradient before the reducer's operation, and removes applied values after it."""
 
     def __init__(self, feedback: ErrorFeedback, reducer: Reducer, intent: Intent, *operands: Any) -> None:
         if feedback.decay != 1 and intent.error is None:
@@ -262,10 +259,10 @@ def _held(residual: NDArray[Any], contributed: Any, returned: SparseStream) -> t
 
 
 def _take_out(residual: NDArray[Any], contributed: Any, returned: SparseStream) -> None:
-    """Leave in a residual what was not applied; if anything is raised, all of it."""
+    """Remove applied values from a residual; on an error, it keeps all of them."""
     if isinstance(contributed, slice):
         residual[contributed] = 0
-        if returned.stored:  # of a sum by hosts: dense, on this rank's part
+        if returned.stored:  # with hosts: dense, on this rank's part
             residual[returned.lo : returned.hi] = returned._stored
         return
     taken = residual[contributed] if returned.stored else None
@@ -279,7 +276,7 @@ def _take_out(residual: NDArray[Any], contributed: Any, returned: SparseStream) 
 
 
 def _divided(stream: SparseStream, ranks: int) -> SparseStream:
-    """The stream with its values divided by a number of ranks."""
+    """Return the stream with its values divided by the number of ranks."""
     if ranks == 1:
         return stream
     indices, stored, present = stream._indices, stream._stored / stream.dtype.type(ranks), stream._present

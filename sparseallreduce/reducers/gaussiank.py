@@ -1,4 +1,4 @@
-"""GaussianK: every rank's values beyond a threshold that a normal distribution suggests, gathered on all ranks (Ok-Topk section 2.2)."""
+"""GaussianK: values of every rank beyond a threshold from a normal distribution, gathered on all ranks (Ok-Topk section 2.2)."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ __all__ = ["GaussianK"]
 
 
 class GaussianK(TopkA):
-    """TopkA's exchange of what Gaussian-k selects: about k values a rank, and a different number on each.
+    """The sum of the values that Gaussian-k selects on each rank, about k and a different number on each, by TopkA's allgather.
 
     Parameters
     ----------
     size, k : int
         As for :class:`~sparseallreduce.Reducer`.
     least : float
-        The share of k up to which the threshold is scaled down until more are selected (Ok-Topk section 5.4); 0 leaves it as it is.
-    scale : float
-        By which it is multiplied each time.
+        The threshold is scaled down until more than this fraction of k is selected (Ok-Topk section 5.4); 0 disables scaling. scale : float
+            Factor of each scaling.
 
     Raises
     ------

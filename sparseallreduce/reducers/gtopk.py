@@ -26,45 +26,45 @@ FORMS = ("tree", "allgather")
 
 
 class Level(NamedTuple):
-    """Where two ranks of the tree meet: their sum, and what of it goes on."""
+    """A node of the tree: the sum of two ranks' streams, and the part of it that is kept."""
 
     total: SparseStream | Uncounted
     kept: SparseStream
 
 
-Searching: TypeAlias = "Generator[Step, Any, tuple[SparseStream, list[Level]]]"  # the k largest sums, and how this rank came to them
+Searching: TypeAlias = "Generator[Step, Any, tuple[SparseStream, list[Level]]]"  # the k largest sums, and this rank's nodes of the tree
 
 
 class GTopk(LocalSelection):
-    """The k largest of the sum of the ranks' top k, nearly.
+    """The approximate top k of the sum of the ranks' top k, by a tree.
 
     The algorithm has three steps:
 
     1. Each rank selects its own top k.
-    2. Reduction tree: in round t, of two ranks at distance 2**t the upper one sends what it has to the lower one, which adds it up
-       and keeps the k largest sums (the paper's operation ⊤). The last rank of an odd number rests.
-    3. Broadcast tree: rank 0's k sums go the same ways back.
+    2. Reduction tree: in round t, of two ranks at distance 2**t the upper one sends its stream to the lower one, which adds it and keeps
+       the k largest sums (the paper's operation ⊤). With an odd number, the last rank skips the round.
+    3. Broadcast tree: rank 0's k sums are sent back the same way.
 
-    Latency 2 log2(P) alpha; no rank sends or receives more than 4 k log2(P) words in all. A sum that a rank drops on its way is
-    missing in the result if its index comes in by other ranks all the same. The paper loses it; here the rank that dropped it has it
-    in ``returned``. The ranks that it came from count it as contributed: between them nothing is lost, and nothing is there twice.
+    Latency 2 log2(P) alpha; no rank sends or receives more than 4 k log2(P) words in total. A partial sum that a rank drops is missing in
+    the result if other ranks contribute the same index. The paper loses it; here the rank that dropped it has it in ``returned``. The ranks
+    that contributed to it count it as contributed, so that nothing is lost or counted twice.
 
     Parameters
     ----------
     size, k : int
         As for :class:`~sparseallreduce.Reducer`.
     form : str
-        "tree", or "allgather" for the naive form of algorithm 2: each rank gathers all top k, and takes the k largest of their sum.
-        It takes 2 k (P - 1) words and drops nothing on a way.
-    selector : callable, optional
-        Of each rank's values, made from k; the exact top k by default. Of one that chooses more than k, the k largest are taken.
-    hosts : bool
-        Whether hosts are to be as ranks, as for :class:`~sparseallreduce.Reducer`.
+        "tree", or "allgather" for the simple form of algorithm 2: each rank gathers all top k, and selects the k largest of their sum. It
+        takes 2 k (P - 1) words and drops no partial sums. selector : callable, optional
+            Returns the selector of each rank's values, given k; the exact top k by default. If it selects more than k, the k largest are
+            used.
+        hosts : bool
+            Whether to reduce between hosts, as for :class:`~sparseallreduce.Reducer`.
 
-    Raises
-    ------
-    AlgorithmError
-        If there is no such form.
+        Raises
+        ------
+        AlgorithmError
+            If the form is unknown.
 
     Examples
     --------
@@ -123,11 +123,14 @@ class GTopk(LocalSelection):
         return self._largest(self.reduction.same_nans(self.reduction.many(streams))), []
 
     def _met(self, ours: SparseStream, theirs: SparseStream) -> Level:
-        """The sum of two streams, and the k largest of it, of which on a GPU the host waits for no length: with k of either there are k."""
+        """Return the sum of two streams, and its k largest values.
+
+        On a GPU the host does not wait for its length: if either stream has k entries, there are at least k.
+        """
         total = self.reduction.uncounted(ours, theirs)
         if isinstance(total, Uncounted) and max(ours.stored, theirs.stored) >= self.k:
             self.reduction.work += total.known
-            indices, values, _ = total.entries  # zeros behind those that count
+            indices, values, _ = total.entries  # padded with zeros
             places, like = places_of_top(values, self.k, np.dtype(np.uint64)), total.like
             kept = SparseStream._sparse_form(indices[places], values[places], like.size, like.lo, like.hi, like.switch_density)
             return Level(total, self.reduction.freeze(self.reduction.enter(kept)))
@@ -138,7 +141,7 @@ class GTopk(LocalSelection):
         return self.reduction.freeze(self.reduction.enter(top_of_stream(stream, self.k)))
 
     def _dropped(self, levels: list[Level], update: SparseStream) -> SparseStream:
-        """The sum of what did not go on from a level, though its index is in the result."""
+        """Return the sum of dropped values whose indices are in the result."""
         dropped = nothing(self.size, update._stored)
         wanted = update.indices
         for total, kept in levels:
@@ -155,7 +158,10 @@ class GTopk(LocalSelection):
 
 
     def _settled_there(self, levels: list[Level], update: SparseStream, ours: Array) -> tuple[SparseStream, Array]:
-        """On a GPU, what :meth:`_dropped` returns, and which of our indices are in the result; how many they are travels in one copy."""
+        """Return the result of :meth:`_dropped`, and this rank's indices in the result, computed on a GPU.
+
+        Their numbers are copied to the host together.
+        """
         wanted = update.indices
         there, xp = device_kernels(wanted, ours), array_module(wanted)
         sets, marks = [(ours, ours)], [there.contained(ours, wanted)]
@@ -178,8 +184,10 @@ class GTopk(LocalSelection):
 
 
 def _distances(rank: int, ranks: int) -> list[int]:
-    """How far above a rank those are which send to it, in the order of the rounds; some may be beyond the last rank.
+    """Return the distances to the higher ranks that send to a rank, in the order of the rounds; some may be beyond the last rank.
 
+    Examples
+    --------
     >>> _distances(4, 7), _distances(0, 7), _distances(3, 7)
     ([1, 2], [1, 2, 4], [])
     """
@@ -188,6 +196,6 @@ def _distances(rank: int, ranks: int) -> list[int]:
 
 
 def _shared(ours: Array, theirs: Array) -> Array:
-    """The indices that two sets share."""
+    """Return the indices that two sets share."""
     shared: Array = ours[kernels.shared(ours, theirs)[0]]
     return shared

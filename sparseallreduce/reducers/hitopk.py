@@ -11,28 +11,28 @@ __all__ = ["HiTopK"]
 
 
 class HiTopK(TopkA):
-    """The sum of the hosts' top k, each of the dense sum of its ranks' vectors.
+    """The sum of the hosts' top k, where a host's values are the dense sums of its ranks' vectors.
 
     The algorithm has four steps, with n ranks on each of m hosts:
 
-    1. Dense reduce-scatter inside every host: each rank has the sums of a part of N/n values.
-    2. Of its part it selects k/n values, rounded up, by MSTopK.
-    3. The ranks at one place of all hosts gather what they have selected, and add it up.
+    1. Dense reduce-scatter inside every host: each rank obtains the sums of a part of N/n values.
+    2. It selects k/n values of its part, rounded up, by MSTopK.
+    3. The ranks at one place of all hosts gather the selected values, and add them.
     4. The ranks of a host gather the parts: up to k m values.
 
-    Between hosts a rank receives 2 (m - 1) k/n words, values and their indices (the paper's equation 9 counts the values alone, and so
-    does equation 10, by which it receives up to (n - 1) m k/n of them inside its host; with indices, twice that). Inside its host it sends
-    and receives N (n - 1)/n values in step 1 (equation 7). If hosts have different numbers of ranks, n is that of the smallest, and the
-    others give what they have to those.
+    Between hosts a rank receives 2 (m - 1) k/n words, values and their indices (the paper's equation 9 counts the values alone, and so does
+    equation 10, by which it receives up to (n - 1) m k/n of them inside its host; with indices, twice that). Inside its host it sends and
+    receives N (n - 1)/n values in step 1 (equation 7). If hosts have different numbers of ranks, n is that of the smallest, and further
+    ranks send their values to the first n.
 
-    With error feedback nothing is lost: what is not selected of a part stays in the residual of the rank that has the part.
+    With error feedback nothing is lost: values of a part that are not selected stay in the residual of the rank that has the part.
 
     Parameters
     ----------
     size, k : int
         As for :class:`~sparseallreduce.Reducer`.
     selector : callable, optional
-        Of a part's values, made from k/n; :class:`~sparseallreduce.streams.selection.MSTopK` by default.
+        Returns the selector of a part's values, given k/n; :class:`~sparseallreduce.streams.selection.MSTopK` by default.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Reducers that begin with a selection which each rank makes alone."""
+"""The base class of reducers that begin with a separate selection on each rank."""
 
 from __future__ import annotations
 
@@ -16,22 +16,21 @@ __all__ = ["LocalSelection"]
 
 
 class LocalSelection(Reducer):
-    """What those reducers share: the selector, and its part in options and state.
+    """Base class of reducers with a selector, which is part of their options and state.
 
     Parameters
     ----------
     size, k : int
         As for :class:`~sparseallreduce.Reducer`.
     hosts : bool
-        Likewise.
-    selector : callable
-        Makes the selector from k: a class such as :class:`~sparseallreduce.streams.selection.MSTopK`, or a function that passes
-        options of it on. The exact top k by default.
+        As for :class:`~sparseallreduce.Reducer`. selector : callable
+            Returns the selector, given k: a class such as :class:`~sparseallreduce.streams.selection.MSTopK`, or a function that passes
+            options to it. The exact top k by default.
 
-    Raises
-    ------
-    AlgorithmError
-        If ``selector`` makes none.
+        Raises
+        ------
+        AlgorithmError
+            If ``selector`` does not return a selector.
     """
 
     def __init__(self, size: int, k: int, *, selector: Callable[[int], Selector] = ExactTopK, hosts: bool = False) -> None:
@@ -40,9 +39,9 @@ class LocalSelection(Reducer):
         self.selector = self._new_selector()
 
     def select(self, accumulator: Array, gradient: Array | None) -> SparseStream:
-        """This rank's choice, as the algorithms take it; ``gradient`` is added to ``accumulator`` first.
+        """Add ``gradient`` to ``accumulator``, and return this rank's selection in the internal form of streams.
 
-        A selector that has to choose k values takes zeros where there is nothing else; those are not sent.
+        A selector that must select k values selects zeros if there is nothing else; these are not sent.
         """
         return self.reduction.enter(self.selector.nonzero(accumulator, gradient))
 
@@ -81,7 +80,7 @@ class LocalSelection(Reducer):
 
 
 def _attributes(of: Any, prefix: str) -> dict[str, Any]:
-    """The options of a selector and what it remembers, with those of its parts: numbers and texts, and None left out."""
+    """Return the options and the state of a selector and of its parts: numbers, strings and arrays, without None."""
     found: dict[str, Any] = {}
     for name, value in vars(of).items():
         if hasattr(value, "__dict__"):

@@ -25,7 +25,7 @@ class TopkA(LocalSelection):
 
     Latency log2(P) alpha; every rank receives 2 k (P - 1) words. The sum has from k entries (the same on all ranks) to k P.
 
-    With a ``value_codec`` the values that are sent have fewer bits, and ``returned`` is what they lack: error feedback keeps it. With
+    With a ``value_codec`` values are sent in fewer bits, and ``returned`` holds the quantisation errors, which error feedback keeps. With
     :class:`~sparseallreduce.streams.selection.ChunkTopK` and 2 bits a value this is SparseLoCo's sum (Sarfi et al., 2025, algorithm 1).
 
     Parameters
@@ -33,19 +33,18 @@ class TopkA(LocalSelection):
     size, k : int
         As for :class:`~sparseallreduce.Reducer`.
     selector : callable, optional
-        Of each rank's values, made from k; the exact top k by default.
-    hosts : bool
-        Whether hosts are to be as ranks, as for :class:`~sparseallreduce.Reducer`.
-    value_codec : str
-        How values travel: "exact"; "float16" or "bfloat16"; "qsgd8" or "qsgd4", drawn between levels, right on the mean; or "qsgd2", a
-        sign and one of two magnitudes of every 256 values, which is not right on the mean and needs error feedback.
-    seed : int
-        Of what "qsgd8" and "qsgd4" draw.
+        Returns the selector of each rank's values, given k; the exact top k by default. hosts : bool
+            Whether to reduce between hosts, as for :class:`~sparseallreduce.Reducer`.
+        value_codec : str
+            Encoding of values: "exact"; "float16" or "bfloat16"; "qsgd8" or "qsgd4", unbiased random levels; or "qsgd2", a sign and one of
+            two magnitudes of every 256 values, which is biased and needs error feedback.
+        seed : int
+            Seed of "qsgd8" and "qsgd4".
 
-    Raises
-    ------
-    AlgorithmError
-        If there is no such codec, and in an operation on a GPU, whose values travel exactly.
+        Raises
+        ------
+        AlgorithmError
+            If the codec is unknown; also in an operation on a GPU, which requires "exact".
 
     Examples
     --------
@@ -87,7 +86,7 @@ class TopkA(LocalSelection):
         return Reduced(self.reduction.leave(total), chosen.indices)
 
     def _coded(self, chosen: SparseStream, rank: int) -> SparseStream:
-        """Return a stream as its receivers will know it; what it lacks goes into ``returned``."""
+        """Return a stream with the values that its receivers decode; the errors are stored in ``returned``."""
         if self.value_codec == "exact":
             return chosen
         if on_device(chosen._stored):

@@ -1,4 +1,4 @@
-"""TopkDSA: every rank's top k, summed by the dynamic sparse allreduce of the thesis, fill-in and all (Ok-Topk section 2.2)."""
+"""TopkDSA: the top k of every rank, summed by the dynamic sparse allreduce of the thesis, with fill-in (Ok-Topk section 2.2)."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ __all__ = ["TopkDSA"]
 class TopkDSA(LocalSelection):
     """The sum of the ranks' top k by an exact sparse allreduce.
 
-    By default a reduce-scatter and an allgather of streams, each of which becomes dense as soon as that is smaller. Where no part
-    is much longer than the others, a rank receives from 4 k (P - 1)/P words (the same indices on all ranks) to
-    (2 k + N) (P - 1)/P (Ok-Topk table 1), at (P - 1 + log2 P) alpha.
+    By default a reduce-scatter and an allgather of streams, each of which becomes dense as soon as that is smaller. If no part is much
+    larger than the others, a rank receives from 4 k (P - 1)/P words (the same indices on all ranks) to (2 k + N) (P - 1)/P (Ok-Topk table
+    1), at (P - 1 + log2 P) alpha.
 
     Parameters
     ----------
     size, k : int
         As for :class:`~sparseallreduce.Reducer`.
     algorithm : str
-        Any of :func:`~sparseallreduce.algorithms` but "auto"; "dsar_split_allgather" gathers dense parts in any case.
-    selector : callable, optional
-        Of each rank's values, made from k; the exact top k by default.
-    switch_density : float, optional
-        Share of the size above which streams go dense, if less than where that takes fewer words.
-    **options
-        Of the algorithm.
+        Any of :func:`~sparseallreduce.algorithms` except "auto" and those by hosts; "dsar_split_allgather" always gathers dense parts.
+        selector : callable, optional
+            Returns the selector of each rank's values, given k; the exact top k by default.
+        switch_density : float, optional
+            Density above which streams become dense, by default and at most where the dense form is smaller.
+        **options
+            Options of the algorithm.
 
     Raises
     ------
     AlgorithmError
-        If there is no such algorithm or option.
+        If the algorithm or an option is unknown.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Ok-Topk: a sparse allreduce that takes O(k) words whatever the number of ranks (Ok-Topk section 3)."""
+"""Ok-Topk: a sparse allreduce with O(k) words, whatever the number of ranks (Ok-Topk section 3)."""
 
 from sparseallreduce.reducers.oktopk.reducer import OkTopk
 

@@ -1,4 +1,4 @@
-"""Small vectors that the ranks agree on: sums of counts, and counts of all ranks."""
+"""Sums and exchanges of small vectors of counts."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Counts = NDArray[np.int64]
 
 WORD = 4  # bytes
 WIDTHS = [np.dtype(name) for name in ("u8", "u4", "u2", "u1")]
-FEW = 4  # counts that two ranks tell each other, rather than half of them each: it saves a message
+FEW = 4  # up to this many counts are exchanged whole instead of in halves, which saves a message
 
 
 def total(counts: Counts, k: int, rank: int, ranks: int) -> Generator[Step, Any, Counts]:
-    """The sum of the ranks' vectors of integers, none of them negative.
+    """Return the sum of the ranks' vectors of non-negative integers.
 
-    Where that is little beside the k values that travel anyway, every rank tells its vector to all, which takes one message's time.
-    Otherwise by Rabenseifner's algorithm, with every message in as few bytes a count as its largest takes, which mostly is one. Its
-    messages are its own, and not those of a collective of the MPI library, which several operations in flight would enter one after the
+    If that is small compared with the k values that are sent anyway, every rank sends its vector to all, in the time of one message.
+    Otherwise it uses Rabenseifner's algorithm, with the number of bytes per count that the largest count of a message needs, which is
+    mostly one. The messages are its own rather than an MPI collective, which several operations in flight would have to enter one after the
     other.
 
     Parameters
@@ -54,7 +54,7 @@ def total(counts: Counts, k: int, rank: int, ranks: int) -> Generator[Step, Any,
 
 
 def _summed_in_place(counts: Counts, rank: int, ranks: int) -> Generator[Step, Any, None]:
-    """Rabenseifner's algorithm on a power of two of ranks; the last few counts are summed by recursive doubling."""
+    """Run Rabenseifner's algorithm on a power of two of ranks; the last few counts are summed by recursive doubling."""
     first, end, halved = 0, len(counts), []
     for distance in halvings(ranks):
         if end - first <= FEW:
@@ -73,7 +73,7 @@ def _summed_in_place(counts: Counts, rank: int, ranks: int) -> Generator[Step, A
 
 
 def _packed(counts: Counts) -> SparseStream:
-    """Counts in as few words as the largest of them lets them have: none if all are zero."""
+    """Return counts as a stream of as few words as the largest of them allows; no words if all are zero."""
     words = -(-len(counts) * np.min_scalar_type(counts.max(initial=0)).itemsize // WORD) if counts.any() else 0
     told = counts.astype(_dtype(len(counts), words)).tobytes().ljust(words * WORD, b"\0")[: words * WORD]
     return SparseStream._dense_form(np.frombuffer(told, np.int32), words)
@@ -86,12 +86,12 @@ def _unpacked(stream: SparseStream, count: int) -> Counts:
 
 
 def _dtype(count: int, words: int) -> np.dtype[np.unsignedinteger[Any]]:
-    """The longest integers of which so many fit into so many words."""
+    """Return the longest integer dtype of which ``count`` fit into ``words`` words."""
     return next((dtype for dtype in WIDTHS if count * dtype.itemsize <= words * WORD), WIDTHS[-1])
 
 
 def shared(count: int, most: int, ranks: int) -> Generator[Step, Any, list[int]]:
-    """The counts of all ranks, of which none exceeds ``most``, in as few bytes as that takes."""
+    """Exchange one count of each rank, none above ``most``, in as few bytes as possible."""
     if ranks == 1:
         return [count]
     records = yield Share(count.to_bytes((most.bit_length() + 7) // 8, "little"))

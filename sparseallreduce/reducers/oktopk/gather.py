@@ -1,4 +1,4 @@
-"""Balance and allgatherv: the chosen values of all regions on all ranks, no rank sending much more than others (Ok-Topk section 3.1.2)."""
+"""Balance and allgatherv: gather the selected values of all regions, with balanced loads (Ok-Topk section 3.1.2)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["balance_and_gather", "gather_loads", "plan"]
 
-SMALL = 512  # values a rank: four times as many are copied in the time that their header takes to be written and read
-LARGE = 1 / 3  # share of all values from which on a rank is spared in what follows the balancing
+SMALL = 512  # average values per rank below which blocks are joined in each round: copying four times as many takes as long as a header
+LARGE = 1 / 3  # fraction of all values above which a rank gets no share in the allgatherv
 
 
 class Piece(NamedTuple):
-    """Some of the values that rank ``source`` has chosen: those at places ``start`` to ``stop``, in the order of their indices."""
+    """The values at positions ``start`` to ``stop``, in the order of indices, of those that rank ``source`` has selected."""
 
     source: int
     start: int
@@ -28,7 +28,7 @@ class Piece(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """A piece that goes from its source to ``dest``."""
+    """A piece that is sent from its source to ``dest``."""
 
     piece: Piece
     dest: int
@@ -37,14 +37,14 @@ class Transfer(NamedTuple):
 def balance_and_gather(
     chosen: SparseStream, sizes: Sequence[int], k: int, rank: int, ranks: int, max_imbalance: float | None
 ) -> Generator[Step, Any, SparseStream]:
-    """The values of all ranks in one stream.
+    """Return the values of all ranks in one stream.
 
     Parameters
     ----------
     chosen : SparseStream
-        Of this rank's region; the regions of ranks 0, 1, ... follow each other.
+        Values of this rank's region; the regions of ranks 0, 1, ... are in increasing order.
     sizes : sequence of int
-        Of what each rank has chosen, together k at most.
+        Number of values that each rank has selected, together at most k.
     k, rank, ranks : int
     max_imbalance : float or None
         As for :func:`plan`.
@@ -59,7 +59,7 @@ def balance_and_gather(
 
 
 def _joined_on_the_way(block: SparseStream, rank: int, ranks: int) -> Generator[Step, Any, SparseStream]:
-    """The allgatherv of small blocks, by recursive doubling: side by side, their headers would take more bytes than joining them time."""
+    """Gather small blocks by recursive doubling, joining them in each round, which takes less time than their headers."""
     distance = 1
     while distance < ranks:
         theirs = yield Exchange(rank ^ distance, block)
@@ -69,23 +69,23 @@ def _joined_on_the_way(block: SparseStream, rank: int, ranks: int) -> Generator[
 
 
 def plan(sizes: Sequence[int], k: int, max_imbalance: float | None) -> list[Transfer]:
-    """What goes where before the allgatherv; every rank derives the same from the sizes.
+    """Return the transfers before the allgatherv; every rank derives the same from the sizes.
 
     Parameters
     ----------
     sizes : sequence of int
     k : int
-        That the sizes do not exceed together.
+        Upper bound of the sum of the sizes.
     max_imbalance : float or None
-        Balance where the largest size is more than so many times the mean (4 in the paper). That alone does not bound what the ranks
-        send, because recursive doubling passes on whatever lies together: nor may a rank have to send so much that its share of the
-        bound, less the k values of the split and about 5 P words of counts, would be used up. None never balances.
+        Balance if the largest size is more than this multiple of the mean (4 in the paper). This alone does not bound what the ranks send,
+        because recursive doubling forwards whatever is contiguous. Balancing also happens if a rank would send more than its share of the
+        bound, less the k values of the split and about 5 P words of counts. None never balances.
     """
     ranks, entries = len(sizes), sum(sizes)
     if max_imbalance is None or entries == 0:
         return []
     share = (2 - 3 / ranks) * k  # 3 k (P - 1)/P less k
-    least = 4 * (ranks - 1) / (3 * ranks - 2) * entries  # that the busiest rank sends when one rank held all: see _shares
+    least = 4 * (ranks - 1) / (3 * ranks - 2) * entries  # sent by the busiest rank if one rank held all: see _shares
     allowed = max(least, min(0.8 * share, share - 2.5 * ranks))
     if max(sizes) * ranks <= max_imbalance * entries and gather_loads(sizes).max() <= allowed:
         return []
@@ -93,7 +93,7 @@ def plan(sizes: Sequence[int], k: int, max_imbalance: float | None) -> list[Tran
 
 
 def gather_loads(sizes: Sequence[int]) -> NDArray[np.int64]:
-    """How many values each rank sends in the allgatherv of so many."""
+    """Return how many values each rank sends in the allgatherv of blocks of these sizes."""
     ranks, distance = len(sizes), 1
     ends = np.concatenate([[0], np.cumsum([*sizes, *sizes])])
     loads, every = np.zeros(ranks, np.int64), np.arange(ranks)
@@ -106,12 +106,12 @@ def gather_loads(sizes: Sequence[int]) -> NDArray[np.int64]:
 
 
 def _shares(sizes: Sequence[int]) -> list[int]:
-    """How many values each rank is to have for the allgatherv.
+    """Return how many values each rank should have before the allgatherv.
 
-    Equal numbers, unless one rank holds a large share of all. That rank has sent its part of the split, and sends what it gives away:
-    k (1 - 1/P) and more in either. With an equal share it would send as much again in the allgatherv, and the paper's bound of
-    6 k (P - 1)/P words would leave no word for the counts. Therefore the values go to ranks far from it: most to those that it
-    exchanges with in the last round, whose values it never passes on, the rest to those of the last but one.
+    These are equal numbers, unless one rank holds a large share of all. That rank has sent its part of the split, and sends what it gives
+    away, k (1 - 1/P) or more each. With an equal share it would send as much again in the allgatherv, and the paper's bound of 6 k (P -
+    1)/P words would leave no words for the counts. The values are therefore given to ranks far from it: most to those that it exchanges
+    with in the last round, whose values it never forwards, and the rest to those of the round before.
     """
     ranks, entries, largest = len(sizes), sum(sizes), int(np.argmax(sizes))
     weights = np.ones(ranks)
@@ -126,7 +126,7 @@ def _shares(sizes: Sequence[int]) -> list[int]:
 
 
 def _by_round(rank: int, ranks: int) -> tuple[list[int], list[int]]:
-    """The ranks whose values reach ``rank`` in the last round of the allgatherv, and in the last but one."""
+    """Return the ranks whose values reach ``rank`` in the last round of the allgatherv, and in the round before."""
     last = 1 << ((ranks - 1).bit_length() - 1)
     ways = [rank ^ other if ranks == lower_power_of_two(ranks) else (other - rank) % ranks for other in range(ranks)]
     far = [other for other, way in enumerate(ways) if way >= last]
@@ -135,8 +135,10 @@ def _by_round(rank: int, ranks: int) -> tuple[list[int], list[int]]:
 
 
 def _transfers(sizes: Sequence[int], shares: Sequence[int]) -> list[Transfer]:
-    """Whoever has more than its share keeps its first values, and gives the others to those that have less.
+    """Return transfers in which ranks with more than their share keep their first values, and send the others to ranks with less.
 
+    Examples
+    --------
     >>> _transfers([5, 0, 1], [2, 2, 2])
     [Transfer(piece=Piece(source=0, start=2, stop=4), dest=1), Transfer(piece=Piece(source=0, start=4, stop=5), dest=2)]
     """
@@ -155,7 +157,7 @@ def _transfers(sizes: Sequence[int], shares: Sequence[int]) -> list[Transfer]:
 
 
 def _contents(sizes: Sequence[int], transfers: Sequence[Transfer]) -> list[list[Piece]]:
-    """What each rank has after the transfers, in the order of the indices."""
+    """Return the pieces that each rank has after the transfers, in the order of indices."""
     kept = list(sizes)
     for piece, _ in transfers:
         kept[piece.source] = min(kept[piece.source], piece.start)
@@ -168,7 +170,7 @@ def _contents(sizes: Sequence[int], transfers: Sequence[Transfer]) -> list[list[
 def _balance(
     chosen: SparseStream, transfers: Sequence[Transfer], content: Sequence[Piece], rank: int
 ) -> Generator[Step, Any, SparseStream]:
-    """What this rank has after the transfers."""
+    """Make the transfers, and return what this rank has after them."""
     for piece, dest in transfers:
         if piece.source == rank:
             yield Send(dest, _cut(chosen, piece.start, piece.stop))
@@ -179,7 +181,7 @@ def _balance(
 
 
 def _joined(blocks: Sequence[SparseStream], contents: Sequence[Sequence[Piece]]) -> SparseStream:
-    """The blocks of all ranks, as one stream in the order of the indices."""
+    """Return the blocks of all ranks as one stream in the order of indices."""
     parts = {}
     for block, content in zip(blocks, contents):
         at = 0

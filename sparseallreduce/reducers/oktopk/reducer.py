@@ -1,4 +1,4 @@
-"""Ok-Topk: the top k of the sum of the ranks' top k in less than 6 k words a rank (Ok-Topk algorithm 1)."""
+"""Ok-Topk: the top k of the sum of the ranks' top k, in less than 6 k words per rank (Ok-Topk algorithm 1)."""
 
 from __future__ import annotations
 
@@ -29,65 +29,64 @@ _OPTIONS = ("threshold_period", "boundary_period", "balance_boundaries", "max_im
 
 
 class History(NamedTuple):
-    """What one operation leaves for the next."""
+    """The state that one operation passes to the next."""
 
     ranks: int = 0
-    operations: int = 0  # with so many ranks
+    operations: int = 0  # operations with this number of ranks
     local_threshold: float = 0.0
     local_slack: float = Reuse().slack
     global_threshold: float | None = None
-    bounds: tuple[int, ...] = ()  # of the regions
-    drift: tuple[float, ...] = Drift()  # of the global threshold, where its period is found
+    bounds: tuple[int, ...] = ()  # bounds of the regions
+    drift: tuple[float, ...] = Drift()  # drift of the global threshold, for period "auto"
 
 
 class OkTopk(Reducer):
-    """The k largest of the sum of the ranks' top k.
+    """The top k of the sum of the ranks' top k.
 
     The algorithm has two phases:
 
-    1. Split and reduce: each rank selects its local top k. The index space is cut into one region a rank, about as many of these values
-       in each, and every rank receives and adds what lies in its region.
-    2. Balance and allgatherv: each rank selects those of its sums that are among the global top k. If they are distributed too
-       unevenly over the ranks, some move. An allgatherv brings all to all.
+    1. Split and reduce: each rank selects its local top k. The index space is cut into a region for each rank, with about the same number
+       of these values in each, and every rank receives and adds the values in its region.
+    2. Balance and allgatherv: each rank selects those of its sums that are among the global top k. If they are distributed too unevenly,
+       some are moved to other ranks. An allgatherv gathers all on every rank.
 
-    The thresholds of both selections and the bounds of the regions are evaluated now and then, and reused in between. No rank sends or
-    receives more than 6 k (P - 1)/P words, counts included: so it was for 4, 16, 64 and 256 ranks from k = 4 P and 64 values on,
-    wherever the values lay (``bench/lossy_volumes.py``). Below, the counts weigh more than the values. It takes P - 1 messages for the
-    split, ceil(log2 P) for the allgatherv, up to P - 1 if values move, and about 3 log2 P for counts, 5 log2 P where k is small beside P;
-    where thresholds or regions are evaluated, 2 log2 P for each of some sums of counts.
+    The thresholds of both selections and the bounds of the regions are evaluated periodically, and reused in between. No rank sends or
+    receives more than 6 k (P - 1)/P words, including counts, as measured for 4, 16, 64 and 256 ranks with k of at least 4 P and 64,
+    whatever the distribution of values (``bench/lossy_volumes.py``). For smaller k the counts dominate. It takes P - 1 messages for the
+    split, ceil(log2 P) for the allgatherv, up to P - 1 if values are moved, and about 3 log2 P for counts (5 log2 P if k is small compared
+    with P); an evaluation of thresholds or regions takes 2 log2 P for each of several sums of counts.
 
     Parameters
     ----------
     size, k : int
         As for :class:`~sparseallreduce.Reducer`.
     threshold_period : int or "auto"
-        Operations from one evaluation of the thresholds to the next: the paper's tau'. An operation that evaluates returns the exact
-        result, apart from which of several equal magnitudes are chosen. In between, the threshold of the sums is corrected from k = 64
-        on: of magnitudes 3 to 6 % apart a smaller one may be chosen, and there may be fewer than k values. Where their number is more
-        than a fifth off k all the same, the threshold is evaluated ahead of its time. "auto" finds the period, from 4 to 512 operations,
-        from what an evaluation costs by the cost model, and from how far the number of global values was off k as the threshold got
-        older: see :mod:`~sparseallreduce.streams.selection.period`. It is the same on all ranks, and in the state.
+        Operations from one evaluation of the thresholds to the next, tau' in the paper. An operation that evaluates returns the exact
+        result, except for the choice among equal magnitudes. In between, the threshold of the sums is corrected if k is at least 64: of
+        magnitudes 3 to 6 % apart the smaller one may be selected, and there may be fewer than k values. If their number is more than 20 %
+        off k nevertheless, the threshold is evaluated early. "auto" chooses the period, from 4 to 512 operations, by the predicted cost of
+        an evaluation and by how far the number of global values was off k as the threshold aged: see
+        :mod:`~sparseallreduce.streams.selection.period`. It is the same on all ranks, and part of the state.
     boundary_period : int
-        Operations from one evaluation of the regions to the next: the paper's tau. They are balanced ahead of their time if one
-        holds far too many values.
+        Operations from one evaluation of the regions to the next, tau in the paper. They are balanced early if one holds far too many
+        values.
     balance_boundaries : bool
-        Whether to balance the regions; otherwise, they are of one length.
+        Whether to balance the regions; otherwise they have equal lengths.
     max_imbalance : float or None
-        How many times the mean the largest number of global top-k values on a rank may be before some move. They also move where the
-        allgatherv would otherwise have a rank send more than its bound. None lets none move.
-    bucket : int
-        Destinations in a bucket of the split, whose messages travel while those of the bucket before it are added.
-    hosts : bool
-        Whether hosts are to be as ranks, as for :class:`~sparseallreduce.Reducer`.
+        Values are moved if the largest number of global top-k values on a rank exceeds this multiple of the mean, or if a rank would send
+        more than its bound in the allgatherv. None never moves values. bucket : int
+            Destinations in a bucket of the split, whose messages are in transit while those of the previous bucket are added.
+        hosts : bool
+            Whether to reduce between hosts, as for :class:`~sparseallreduce.Reducer`.
 
-    Raises
-    ------
-    AlgorithmError
-        If an option makes no sense.
+        Raises
+        ------
+        AlgorithmError
+            If an option is invalid.
 
     Notes
     -----
-    What a rank has sent and is not in the result counts as not contributed: error feedback keeps it (algorithm 2).
+    Values that a rank has sent but that are not in the result count as not contributed: error feedback keeps them (algorithm 2).
 
     Examples
     --------
@@ -128,7 +127,7 @@ class OkTopk(Reducer):
         return OkTopk(size, k, **{name: getattr(self, name) for name in _OPTIONS})
 
     def options(self) -> dict[str, Any]:
-        # Reducers that have worked among other ranks in the meantime would cut their streams elsewhere, and count around other magnitudes.
+        # Reducers that were used with other ranks in the meantime would have different regions and thresholds.
         history = self._history
         known = (history.ranks, history.operations, history.bounds, history.drift[:2], float(history.global_threshold or 0))
         named = "regions and threshold of the operation before this one (a checksum)"
@@ -146,7 +145,7 @@ class OkTopk(Reducer):
         bounds = tuple(int(bound) for bound in state["bounds"])
         if bounds and (list(bounds) != sorted(bounds) or bounds[0] != 0 or bounds[-1] != self.size):
             raise CheckpointError(f"this state has regions that do not follow each other from 0 to {self.size}")
-        drift = Drift.of(state.get("drift", Drift()))  # which earlier versions have not saved
+        drift = Drift.of(state.get("drift", Drift()))  # not saved by earlier versions
         kept = {name: state[name] for name in History._fields if name not in ("bounds", "drift")}
         self._history = History(**kept, bounds=bounds, drift=drift)
 
@@ -158,7 +157,7 @@ class OkTopk(Reducer):
         finds = self.threshold_period == AUTO
         reused = not drift.is_due if finds else history.operations % int(self.threshold_period) != 0
         reuse = Reuse(history.local_threshold if reused else 0.0, history.local_slack)
-        if ranks > 1 and on_device(accumulator):  # most of it goes to other ranks by way of the host, where regions are counted, too
+        if ranks > 1 and on_device(accumulator):  # most of it is sent through the host, where regions are also counted
             (indices, values), copy, local = choose_with_copy(accumulator, gradient, self.k, reuse)
         else:
             indices, values, local = choose_reusing(accumulator, gradient, self.k, reuse)
@@ -178,13 +177,13 @@ class OkTopk(Reducer):
         return result
 
     def _evaluation_cost(self, accumulator: Array, ranks: int) -> Generator[Step, Any, float]:
-        """What evaluating thresholds takes of the time of a step, as the model expects."""
+        """Return the predicted cost of evaluating thresholds, relative to that of a step."""
         case = yield from case_of(self.size, self.k, accumulator.itemsize, ranks, on_device(accumulator))
         step = predicted(case, (self.name,))[self.name].seconds
         return evaluation_seconds(case) / step if step > 0 else 1.0
 
     def _regions(self, indices: Array, history: History, rank: int, ranks: int) -> Generator[Step, Any, list[int]]:
-        """The bounds of the regions."""
+        """Return the bounds of the regions."""
         if ranks == 1 or not self.balance_boundaries:
             return equal(self.size, ranks)
         due = history.operations % self.boundary_period == 0
@@ -193,7 +192,7 @@ class OkTopk(Reducer):
 
 
 def _stream(indices: Array, values: Array, size: int) -> SparseStream:
-    """Sparse whatever its density: it is cut into regions of which each takes its own form."""
+    """Return a sparse stream whatever its density; its regions take their own forms when it is cut."""
     return SparseStream._sparse_form(indices, values, size)
 
 

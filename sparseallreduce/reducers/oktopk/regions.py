@@ -1,4 +1,4 @@
-"""The regions of the index space, one a rank, balanced so that no rank has to reduce much more than others (Ok-Topk section 3.1.1)."""
+"""Regions of the index space, one for each rank, balanced so that no rank reduces much more than others (Ok-Topk 3.1.1)."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from sparseallreduce.streams.partition import boundaries
 
 __all__ = ["averaged", "equal", "rebalanced", "tolerance"]
 
-UNITS = 2**14  # that the index space is divided into where bounds are averaged
-NEAR = 16  # a known place is near a wanted one if no more than this part of a region, a sixteenth, lies between
+UNITS = 2**14  # units of the index space in which averaged bounds are sent
+NEAR = 16  # a known place is near another if at most 1/16 of a region's entries are between them
 
-Gap = tuple[tuple[int, int], tuple[int, int]]  # two known places, with what lies below each
+Gap = tuple[tuple[int, int], tuple[int, int]]  # two known places, with the entries below each
 Bounds = list[int]  # P + 1 of them, from 0 to N, not decreasing: region j is [bounds[j], bounds[j + 1])
 
 
 def equal(size: int, ranks: int) -> Bounds:
-    """Regions of one length."""
+    """Return regions of equal length."""
     return boundaries(size, ranks)
 
 
 def averaged(indices: NDArray[Any], size: int, k: int, rank: int, ranks: int) -> Generator[Step, Any, Bounds]:
-    """The consensus of the paper: each rank cuts its own entries into equal numbers, and the bounds are averaged over the ranks.
+    """Return bounds by the paper's consensus: each rank cuts its entries into equal numbers, and the bounds are averaged over the ranks.
 
-    They travel as lengths of regions in units of N / 16384, which take a byte or two each. What one rank's bounds lose by that is made
-    up for by the others', which round at other places.
+    They are sent as lengths of regions in units of N / 16384, which take a byte or two each. The ranks round at different offsets, so that
+    rounding errors average out.
     """
     unit = max(1, size // UNITS)
     local = np.array(equal(size, ranks)[1:-1], np.int64)
@@ -47,17 +47,17 @@ def averaged(indices: NDArray[Any], size: int, k: int, rank: int, ranks: int) ->
 
 
 def tolerance(k: int, ranks: int, sums: int = 2) -> int:
-    """The entries of all ranks that a region may hold, k on average.
+    """Return the number of entries of all ranks that a region may hold; the mean is k.
 
-    A rank then receives so little in the split that with the k entries which it gathers, and the counts that the ranks tell each other,
-    it stays below 3 k (P - 1)/P entries: a share of 1.2 for 4 ranks, of 1.8 for very many, and less where k is small. For two and three
-    ranks, equal regions would not do for that, and are not worth the counts.
+    A rank then receives few enough entries in the split to stay below 3 k (P - 1)/P entries together with the k gathered entries and the
+    counts: 1.2 k for 4 ranks, 1.8 k for very many, and less if k is small. For two and three ranks, even equal regions would not achieve
+    that, and are not worth the counts.
 
     Parameters
     ----------
     k, ranks : int
     sums : int
-        Of P counts, so far: each takes about as many words as there are ranks.
+        Number of sums of P counts so far: each takes about as many words as there are ranks.
     """
     evenly = k * max(1.2, 1.8 - 2.4 / ranks)
     left = k * (2 - 3 / ranks) - (sums + 2) * ranks / 2 if ranks > 3 else evenly
@@ -67,18 +67,18 @@ def tolerance(k: int, ranks: int, sums: int = 2) -> int:
 def rebalanced(
     indices: NDArray[Any], bounds: Bounds, average: bool, k: int, rank: int, ranks: int
 ) -> Generator[Step, Any, Bounds]:
-    """``bounds``, or others if one of their regions holds too much.
+    """Return ``bounds``, or better ones if one of their regions holds too much.
 
-    The averages of the paper are balanced where the ranks' indices are distributed alike. Where they are not, the ranks count what lies
-    below some more places, those where the cuts are expected and some where most is unknown, and cut at places that they have counted.
+    The averages of the paper are balanced if the ranks' indices have the same distribution. If not, the ranks count what is below further
+    places, those where the cuts are expected and some where the uncertainty is largest, and cut at places that have been counted.
 
     Parameters
     ----------
     indices : ndarray
-        Of this rank's entries.
+        Indices of this rank's entries.
     bounds : list of int
     average : bool
-        Whether the averages are still to be tried, since ``bounds`` are others.
+        Whether the averages have not been tried yet, since ``bounds`` are others.
     k : int
     rank, ranks : int
     """
@@ -100,28 +100,31 @@ def rebalanced(
 
 
 def _attempts(k: int, ranks: int) -> int:
-    """How often more places are counted: each time takes about P words, and the more, the more words there are to lose."""
+    """Return how often further places may be counted: each time takes about P words."""
     return max(3, min(16, k // (8 * ranks)))
 
 
 def _counted(indices: NDArray[Any], places: Bounds, k: int, rank: int, ranks: int) -> Generator[Step, Any, dict[int, int]]:
-    """How many indices of all ranks lie below each of the places."""
+    """Return the number of indices of all ranks below each of the places."""
     below = kernels.cuts(indices, places[1:-1], 0, places[-1])
     summed = yield from total(np.diff(below, prepend=0, append=len(indices)), k, rank, ranks)
     return dict(zip(places, [0, *np.cumsum(summed).tolist()]))
 
 
 def _fullest(known: dict[int, int], bounds: Bounds) -> int:
-    """The most entries that a region has."""
+    """Return the largest number of entries of a region."""
     return max(known[hi] - known[lo] for lo, hi in pairwise(bounds))
 
 
 def _places(known: dict[int, int], parts: int) -> Bounds:
-    """Where to count next: where the cuts would be if entries lay evenly between known places, unless one is known near by; and the rest
-    evenly between two known places, the more, the more lies between beyond what one region takes.
+    """Return the places to count next.
 
-    Integers throughout, so that all ranks find the same.
+    These are the expected positions of the cuts by interpolation, unless a known place is near. The rest are distributed evenly between
+    known places, preferring gaps with more entries than a region should hold. Integers are used throughout, so that all ranks find the
+    same.
 
+    Examples
+    --------
     >>> _places({0: 0, 10: 90, 100: 110}, 4)
     [0, 3, 6, 9, 100]
     >>> _places({0: 0, 10: 27, 20: 110, 100: 110}, 4)
@@ -134,7 +137,7 @@ def _places(known: dict[int, int], parts: int) -> Bounds:
 
 
 def _guesses(gaps: list[Gap], parts: int) -> Bounds:
-    """The places of the cuts, by interpolation, without those near a known place."""
+    """Return the interpolated positions of the cuts, without those near a known place."""
     entries, at, guesses = gaps[-1][1][1], 0, []
     for part in range(1, parts):
         wanted = part * entries // parts
@@ -147,8 +150,8 @@ def _guesses(gaps: list[Gap], parts: int) -> Bounds:
 
 
 def _spread(gaps: list[Gap], parts: int, count: int) -> Bounds:
-    """``count - 1`` places, most of them in the gaps that hold most."""
-    enough = 3 * gaps[-1][1][1] // (4 * parts)  # of entries in one gap, which need not be told apart
+    """Return ``count - 1`` places, most of them in the gaps with most entries."""
+    enough = 3 * gaps[-1][1][1] // (4 * parts)  # entries in a gap that need no further places
     weights = [max(0, upto - below - enough) ** 3 if hi - lo > 1 else 0 for (lo, below), (hi, upto) in gaps]
     ends, places, at = [0, *accumulate(weights)], [], 0
     for part in range(1, count):

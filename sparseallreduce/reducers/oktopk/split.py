@@ -1,4 +1,4 @@
-"""Split and reduce: every rank receives all ranks' values of its region, and adds them up (Ok-Topk section 3.1.1, figure 2)."""
+"""Split and reduce: every rank receives all ranks' values of its region, and adds them (Ok-Topk section 3.1.1, figure 2)."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def split_and_reduce(
     bucket: int,
     copy: SparseStream | None = None,
 ) -> Generator[Step, Any, SparseStream]:
-    """The sum of all ranks' streams on this rank's region.
+    """Return the sum of all ranks' streams on this rank's region.
 
-    Destinations rotate: at a time, every rank sends to another. They are taken in buckets of some destinations, and each bucket is on
-    its way while the one before it is received and added.
+    Destinations rotate, so that every rank sends to a different one at a time. They are grouped in buckets, and each bucket is in transit
+    while the previous one is received and added.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ def split_and_reduce(
     bucket : int
         Destinations in a bucket.
     copy : SparseStream, optional
-        Of a stream on a GPU, its copy on the host, parts of which are sent.
+        For a stream on a GPU, its copy on the host, from which parts are sent.
     """
     cut = split(stream if copy is None else copy, bounds)
     if copy is not None and stream.on_device:
@@ -47,7 +47,7 @@ def split_and_reduce(
         cut[rank] = SparseStream._sparse_form(indices, values, stream.size, bounds[rank], bounds[rank + 1])
     parts = [reduction.enter(part) for part in cut]
     buckets = [range(first, min(first + bucket, ranks)) for first in range(1, ranks, bucket)]
-    sums = Tree(reduction, ranks)  # by distance, so that what comes together is added together, in one order always
+    sums = Tree(reduction, ranks)  # ordered by distance, so that values received together are added together, in a fixed order
     sums.add(0, parts[rank])
     for number in range(-1, len(buckets)):
         for distance in buckets[number + 1] if number + 1 < len(buckets) else ():

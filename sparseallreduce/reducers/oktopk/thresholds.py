@@ -1,4 +1,4 @@
-"""Global top-k values, selected by a threshold that is evaluated now and then and reused between (Ok-Topk section 3.1.3)."""
+"""Global top-k values, selected by a threshold that is evaluated periodically and reused in between (Ok-Topk section 3.1.3)."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["Selected", "select_global"]
 
-COPIED = 2**15  # values on a GPU that are few enough to be copied to the host, rather than counts of them again and again
-DRIFT = 0.2  # share of k by which a number of values may be off before the threshold is evaluated ahead of its time
-LEVELS = 16  # magnitudes around a threshold at which the ranks count, at most
+COPIED = 2**15  # up to this many values on a GPU are copied to the host once, instead of counts repeatedly
+DRIFT = 0.2  # fraction of k by which the number of values may be off before the threshold is evaluated early
+LEVELS = 16  # largest number of magnitudes around a threshold at which the ranks count
 LEAST_LEVELS = 4
-FEW = 64  # values of k below which counts take more than an evaluation now and then
-STEPS = 4  # bits of a float's fraction that tell levels apart: 16 of them from one power of two to the next
+FEW = 64  # below this k, counts take more than periodic evaluations
+STEPS = 4  # bits of a float's fraction that distinguish levels: 16 levels per power of two
 
 Array = NDArray[Any]
 
 
 class Selected(NamedTuple):
-    """What a rank has chosen of the reduced values of its region."""
+    """The values that a rank has selected from the reduced values of its region."""
 
     chosen: SparseStream
     sizes: list[int]  # how many values each rank has chosen, together k at most
-    threshold: float  # to be reused
-    passed: int | None = None  # how many of all ranks there were by a reused threshold, at most 2 k a rank
+    threshold: float  # threshold to be reused
+    passed: int | None = None  # number of values of all ranks by a reused threshold, at most 2 k per rank
     evaluated: bool = True
 
 
 def select_global(
     region: SparseStream, k: int, threshold: float | None, rank: int, ranks: int
 ) -> Generator[Step, Any, Selected]:
-    """The global top-k values that lie in this rank's region.
+    """Select the global top-k values in this rank's region.
 
     Parameters
     ----------
@@ -49,19 +49,23 @@ def select_global(
         The reduced values.
     k : int
     threshold : float or None
-        To reuse; None to evaluate, which gives the k largest of all regions, of equal ones those of lower index.
+        Threshold to reuse; None evaluates it, which selects the k largest of all regions, those of lower index among equals.
     rank, ranks : int
 
     Notes
     -----
-    What the ranks have kept in their residuals lies just below the threshold, and grows. So a reused threshold alone lets through a fifth
-    of k in one step, and more than k in the next. Therefore the ranks count how many of their values reach each of some magnitudes around
-    the threshold. Taken is what reaches the lowest of these that fewer than k reach, and of the interval beneath, which is 3 to 6 % wide,
-    the largest of each rank, in proportion, so that there are k. Few values are counted at the threshold alone, and each rank leaves out
-    the smallest of its own.
+    Values that the ranks have kept in their residuals are just below the threshold, and grow. A reused threshold alone would therefore
+    select
+    a fifth of k in one step, and more than k in the next. The ranks count how many of their values reach each of several magnitudes
+    (levels)
+    around the threshold. Selected are the values that reach the lowest level that fewer than k reach, and, of the interval below it, which
+    is
+    3 to 6 % wide, the largest of each rank in proportion, so that there are k in total. If k is small, values are counted at the threshold
+    only, and each rank drops its smallest ones.
 
-    Where the number is far off all the same, the threshold is evaluated. Where there were no more than k values, it is zero, and stays so
-    until there are.
+    If the number is far off nevertheless, the threshold is evaluated. If there were at most k values, it is zero, and stays so until there
+    are
+    more.
     """
     if threshold is None:
         return (yield from _evaluate(region, k, rank, ranks))
@@ -73,7 +77,7 @@ def select_global(
 
 
 def _by_threshold(region: SparseStream, k: int, threshold: float, rank: int, ranks: int) -> Generator[Step, Any, Selected]:
-    """What a reused threshold lets through; ``evaluated`` says that it has to be."""
+    """Select the values that a reused threshold admits; ``evaluated`` is True if the threshold must be evaluated instead."""
     chosen = stream_at_least(region, threshold)
     sizes = yield from shared(min(chosen.stored, 2 * k), 2 * k, ranks)
     passed = sum(sizes)
@@ -84,9 +88,10 @@ def _by_threshold(region: SparseStream, k: int, threshold: float, rank: int, ran
 
 
 def _by_levels(region: SparseStream, k: int, threshold: float, rank: int, ranks: int) -> Generator[Step, Any, Selected]:
-    """The k largest values, as far as levels tell them apart; ``evaluated`` says that it has to be, since k lies outside of the levels.
+    """Select the k largest values, as far as levels distinguish them; ``evaluated`` is True if the threshold must be evaluated instead.
 
-    Every rank tells its counts to all where that is an eighth of k words at most. Otherwise they are summed, and each tells what it takes.
+    Every rank sends its counts to all if that takes at most k / 8 words. Otherwise the counts are summed, and each rank sends how many it
+    selects.
     """
     dtype, width = region.dtype, np.min_scalar_type(2 * k)
     levels = min(LEVELS, k * WORD // (8 * ranks * width.itemsize))
@@ -102,7 +107,7 @@ def _by_levels(region: SparseStream, k: int, threshold: float, rank: int, ranks:
         cut = _cut(of_ranks.sum(axis=0), k)
         sizes = [cut.taken(reaching) for reaching in of_ranks]
     else:
-        counts = own - np.append(own[1:], 0)  # in each interval: they take fewer bytes
+        counts = own - np.append(own[1:], 0)  # counts of intervals, which take fewer bytes
         cut = _cut(np.cumsum((yield from total(counts, k, rank, ranks))[::-1])[::-1], k)
         sizes = yield from shared(cut.taken(own), 2 * k, ranks)
     if abs(cut.found - k) > DRIFT * k:
@@ -113,7 +118,7 @@ def _by_levels(region: SparseStream, k: int, threshold: float, rank: int, ranks:
 
 
 def _reaching(values: Array, low: int, shift: int, levels: int) -> Array:
-    """How many magnitudes have at least the keys ``low``, ``low + 2**shift`` and so on."""
+    """Return how many magnitudes have at least the keys ``low``, ``low + 2**shift`` and so on."""
     length = (magnitude.nan(np.dtype(f"i{values.itemsize}")) - low >> shift) + 1  # up to NaN
     counts = loops.key_counts(as_host(values) if len(values) <= COPIED else values, low, shift, max(length, levels))
     reaching: Array = counts.sum() - np.cumsum(counts[:levels]) + counts[:levels]
@@ -121,8 +126,10 @@ def _reaching(values: Array, low: int, shift: int, levels: int) -> Array:
 
 
 class Cut(NamedTuple):
-    """Where among some levels the k-th largest magnitude of all ranks lies: in the interval above one of them.
+    """The position of the k-th largest magnitude of all ranks among some levels: in the interval above one of them.
 
+    Examples
+    --------
     >>> cut = _cut(np.array([18, 8, 3]), 5)
     >>> cut, cut.place, cut.taken([9, 6, 2]), cut.taken([9, 2, 1])
     (Cut(level=1, wanted=2, present=5, found=5), 1.6, 4, 2)
@@ -132,23 +139,23 @@ class Cut(NamedTuple):
 
     level: int
     wanted: int  # how many values of the interval are among the k largest
-    present: int  # how many are in it
-    found: int  # k, or how many reach the lowest level if they are fewer, or the highest if they are more
+    present: int  # how many values are in the interval
+    found: int  # k, or the number that reaches the lowest level if fewer, or the highest if more
 
     @property
     def place(self) -> float:
-        """The level of the threshold, between two of them by the number of values that are wanted."""
+        """The threshold as a fractional level, interpolated by the number of wanted values."""
         return self.level + 1 - self.wanted / max(self.present, 1)
 
     def taken(self, reaching: Sequence[int] | Array) -> int:
-        """How many values a rank takes of which so many reach each level; of the interval in proportion, rounded up."""
+        """Return how many values a rank selects, given how many of its values reach each level; rounded up in the interval."""
         above = int(reaching[self.level + 1]) if self.level + 1 < len(reaching) else 0
         between = int(reaching[self.level]) - above
         return above + -(-between * self.wanted // max(self.present, 1))
 
 
 def _cut(totals: Array, k: int) -> Cut:
-    """The cut by how many values of all ranks reach each level."""
+    """Return the cut, given how many values of all ranks reach each level."""
     reached = np.flatnonzero(totals >= k)
     level = int(reached[-1]) if len(reached) else 0
     above = int(totals[level + 1]) if level + 1 < len(totals) else 0
@@ -159,19 +166,21 @@ def _cut(totals: Array, k: int) -> Cut:
 
 
 def _in_proportion(sizes: Sequence[int], k: int) -> list[int]:
-    """``sizes`` if they sum up to at most k, else so much less that they sum up to k.
+    """Return ``sizes``, scaled down to a sum of k if their sum exceeds k.
 
+    Examples
+    --------
     >>> _in_proportion([6, 0, 3], 6), _in_proportion([2, 3], 6)
     ([4, 0, 2], [2, 3])
     """
-    ends = np.cumsum(sizes, dtype=object)  # integers of any length: k times a sum of sizes
+    ends = np.cumsum(sizes, dtype=object)  # Python integers: k times a sum of sizes may overflow
     if ends[-1] > k:
         ends = ends * k // ends[-1]
     return [int(size) for size in np.diff(ends, prepend=0)]
 
 
 def _evaluate(region: SparseStream, k: int, rank: int, ranks: int) -> Generator[Step, Any, Selected]:
-    """The selection by a new threshold."""
+    """Select by a new, exact threshold."""
     values = region._entries()[1]
     found = yield from _kth_key(as_host(values) if len(values) <= COPIED else values, k, rank, ranks)
     threshold, ties = magnitude.from_key(found.key, region.dtype), found.own
@@ -185,28 +194,28 @@ def _evaluate(region: SparseStream, k: int, rank: int, ranks: int) -> Generator[
 
 
 def _largest(stream: SparseStream, count: int) -> SparseStream:
-    """So many of the largest values; the host knows how many there are, and need not wait to hear it of a GPU."""
+    """Return the ``count`` largest values; the number is known on the host, which need not wait for a GPU."""
     if stream.on_device:
         stream = SparseStream._sparse_form(*stream._entries(), stream.size, stream.lo, stream.hi, stream.switch_density)
     return top_of_stream(stream, count)
 
 
 class Found(NamedTuple):
-    """Where the k-th largest magnitude of all ranks lies."""
+    """The position of the k-th largest magnitude of all ranks."""
 
-    key: int  # of it, or a lower one that none is between; zero if they are no more than k
-    wanted: int  # how many values in the interval of the key, a single magnitude if that is not all, are among the k largest
-    present: int  # how many are in it
-    own_above: int  # how many of this rank are above the interval
-    own: int  # and in it
+    key: int  # its key, or a lower one with no value in between; zero if there are at most k values
+    wanted: int  # how many values in the interval of the key are among the k largest
+    present: int  # how many values are in the interval
+    own_above: int  # number of this rank's values above the interval
+    own: int  # number of this rank's values in the interval
 
 
 def _kth_key(values: Array, k: int, rank: int, ranks: int) -> Generator[Step, Any, Found]:
-    """Find the k-th largest magnitude of all ranks, zeros left out.
+    """Find the k-th largest non-zero magnitude of all ranks.
 
-    By a radix search from the highest bits down: the ranks add up how many of their values lie in each of some intervals, and go on
-    with the interval of the k-th. That takes a few words where the paper gathers all reduced values, up to 2 k P words. Of values on a GPU
-    the counts are copied to the host, once for each interval.
+    This is a radix search from the highest bits down: the ranks add the counts of their values in each of several intervals, and continue
+    with the interval of the k-th. It takes a few words, where the paper gathers all reduced values, up to 2 k P words. For values on a GPU,
+    counts are copied to the host once per interval.
     """
     digits, all_k, own_above = _digits(k), k, 0
     low, bits = 0, 8 * values.itemsize - 1
@@ -218,8 +227,8 @@ def _kth_key(values: Array, k: int, rank: int, ranks: int) -> Generator[Step, An
         else:
             counts = np.bincount((keys - keys.dtype.type(low)) >> shift, minlength=1 << (bits - shift))
         summed = yield from total(counts, all_k, rank, ranks)
-        from_top = np.cumsum(summed[::-1])[::-1]  # in this interval and those above
-        if from_top[0] <= k:  # only where this is the first interval, of all values
+        from_top = np.cumsum(summed[::-1])[::-1]  # counts of this interval and those above
+        if from_top[0] <= k:  # possible only in the first round
             return Found(0, int(from_top[0]), int(from_top[0]), 0, int(counts.sum()))
         interval = int(np.flatnonzero(from_top >= k)[-1])
         wanted, present = k - int(from_top[interval] - summed[interval]), int(summed[interval])
@@ -232,5 +241,5 @@ def _kth_key(values: Array, k: int, rank: int, ranks: int) -> Generator[Step, An
 
 
 def _digits(k: int) -> int:
-    """Bits of a key that a round of the search settles: the words of all rounds stay below a tenth of 6 k."""
+    """Return the bits of a key that a round of the search determines: all rounds together send less than a tenth of 6 k words."""
     return min(12, max(4, k.bit_length() - 7))
