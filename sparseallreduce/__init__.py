@@ -1,9 +1,9 @@
 """Sparse allreduce over MPI: the sum of vectors with few non-zeros, at a fraction of the cost of a dense ``MPI_Allreduce``.
 
-Make a :class:`SparseStream` on every rank, and give it to :func:`allreduce`, or to :func:`iallreduce`, which returns a
-:class:`Request`; or to :func:`reduce`, :func:`reduce_scatter`, :func:`allgather` or :func:`bcast`. :func:`explain` says which way they
-take, and :func:`simulate` runs any number of ranks in one process. The lossy sums are :class:`OkTopk`, :class:`GTopk`, :class:`TopkA`,
-:class:`TopkDSA`, :class:`GaussianK`, :class:`HiTopK` and :class:`Auto`, which takes the fastest of them.
+Create a :class:`SparseStream` on every rank, and pass it to :func:`allreduce`, or to :func:`iallreduce`, which returns a :class:`Request`;
+or to :func:`reduce`, :func:`reduce_scatter`, :func:`allgather` or :func:`bcast`. :func:`explain` shows which algorithm they use, and
+:func:`simulate` runs any number of ranks in one process. The lossy sums are :class:`OkTopk`, :class:`GTopk`, :class:`TopkA`,
+:class:`TopkDSA`, :class:`GaussianK`, :class:`HiTopK` and :class:`Auto`, which uses the fastest of them.
 
 >>> import sparseallreduce as sar
 >>> stream = sar.SparseStream([1, 4], [10.0, 40.0], size=8)

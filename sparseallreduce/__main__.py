@@ -1,4 +1,4 @@
-"""`python -m sparseallreduce` is the command line."""
+"""Run the command line by ``python -m sparseallreduce``."""
 
 from sparseallreduce.cli import main
 

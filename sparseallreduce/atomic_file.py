@@ -1,9 +1,8 @@
-"""Files that appear under their names when they are whole and on the disk, or not at all.
+"""Write files that appear under their names only when they are complete and on the disk.
 
-What is written lies beside the result under a name of its own, is forced to the disk, and renamed; then the folder, which holds the
-name, is forced to the disk. So a name is always that of a whole file, the old or the new one, also after a crash of the machine.
-
-Whatever fails, the error names the file that was to be written, not the one beside it.
+Data is written to a temporary file in the same folder, synchronised to the disk, and renamed; then the folder is synchronised. A name thus
+always refers to a complete file, the old or the new one, even after a crash of the machine. Errors name the file that was to be written,
+not the temporary one.
 """
 
 from __future__ import annotations
@@ -21,33 +20,33 @@ __all__ = ["PathLike", "atomic_file", "atomic_path", "clear_special", "is_specia
 
 PathLike = str | os.PathLike[str]
 
-# What file systems say that cannot force a folder to the disk, and of a folder that may be written to but not read.
+# Errors of file systems that cannot synchronise a folder, and of folders that are writeable but not readable.
 _NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EACCES}
-_KEPT = 60  # characters at the end of a name, its suffix among them, that the name of the part has, too: with four bytes each it fits
-_PART = re.compile(r"\.[0-9a-f]{12}-")  # how that begins
+_KEPT = 60  # characters from the end of the name, with its suffix, that a temporary name includes; fits even with four bytes each
+_PART = re.compile(r"\.[0-9a-f]{12}-")  # start of a temporary name
 
 
 @contextlib.contextmanager
 def atomic_file(path: PathLike, mode: str = "wb", *, own: bool = False) -> Iterator[IO[Any]]:
-    """A file to write, which gets its name ``path``, in the place of one that is there, when the block ends.
+    """Open a temporary file for writing, and rename it to ``path``, replacing an existing file, at the end of the block.
 
-    If the block raises, the file goes, and what was under the name stays. Permissions are those that the process gives new files.
-    Of several writers at once, whoever ends last is the one whose file stays. A link stays, and what it points to is written. What is no
-    regular file, as ``/dev/null`` or a pipe, stays what it is, and is written to as it stands.
+    If the block raises, the temporary file is removed, and ``path`` is unchanged. Permissions are the process's defaults for new files.
+    Among concurrent writers, the last to finish wins. A symbolic link is followed. Special files such as ``/dev/null`` or a pipe are
+    written to directly.
 
     Parameters
     ----------
     path : path
-        In a folder that exists.
+        In an existing folder.
     mode : {"wb", "w"}
-        Text is UTF-8.
+        Text is encoded as UTF-8.
     own : bool
-        Whether the name is the library's, and none that a user has chosen: then a pipe or a device, or a link to one, is replaced.
+        Whether the library has chosen the name, not the user: a pipe or a device, or a link to one, is then replaced.
 
     Raises
     ------
     OSError
-        With the name of the file.
+        It names the file.
 
     Examples
     --------
@@ -78,7 +77,7 @@ def atomic_file(path: PathLike, mode: str = "wb", *, own: bool = False) -> Itera
 
 @contextlib.contextmanager
 def atomic_path(path: PathLike) -> Iterator[Path]:
-    """As :func:`atomic_file`, for who opens files by name: the name of an empty file to write to, with the suffix of ``path``."""
+    """Yield the path of an empty temporary file with the same suffix, as :func:`atomic_file` for code that opens files by name."""
     with naming(path):
         target = _target(path)
         if is_special(target):
@@ -92,25 +91,25 @@ def atomic_path(path: PathLike) -> Iterator[Path]:
 
 
 def publish(part: Path, path: Path) -> None:
-    """Force a file that is written and closed to the disk, and rename it; both names are on one file system.
+    """Synchronise a written and closed file to the disk, and rename it; both names must be on one file system.
 
     Raises
     ------
     OSError
-        ``path`` is then what it was before, unless only the folder could not be forced to the disk. So where something is there that is
-        neither a file nor a folder.
+        ``path`` is then unchanged, unless only the folder could not be synchronised. Also raised if ``path`` is neither a file nor a
+        folder.
     """
     with naming(path):
         target = _target(path)
         if is_special(target):
             raise OSError(errno.EINVAL, "it is no regular file")
-        _force(part)  # a disk on the network may say only now that it is full
+        _force(part)  # a network disk may report only now that it is full
         _rename(part, target)
 
 
 @contextlib.contextmanager
 def naming(path: PathLike) -> Iterator[None]:
-    """Have errors of the system in the block name this file, if they name none, or one beside it that was to become it.
+    """Make system errors in the block name this file, if they name none or its temporary file.
 
     Raises
     ------
@@ -128,16 +127,16 @@ def naming(path: PathLike) -> Iterator[None]:
 
 
 def _target(path: PathLike) -> Path:
-    """The path, or what it points to if it is a link."""
+    """Return the path, or the target of a symbolic link."""
     path = Path(path)
     try:
         return path.resolve() if path.is_symlink() else path
-    except RuntimeError:  # what Python up to 3.12 says of a link that leads to itself
+    except RuntimeError:  # raised by Python up to 3.12 for a link to itself
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from None
 
 
 def clear_special(path: PathLike) -> None:
-    """Remove what lies under a name of the library's, if it is a pipe or a device, or a link to one.
+    """Remove a pipe or a device, or a link to one, under a name that belongs to the library.
 
     Raises
     ------
@@ -148,12 +147,12 @@ def clear_special(path: PathLike) -> None:
 
 
 def is_special(path: Path) -> bool:
-    """Whether something is there that is neither a file nor a folder."""
+    """Return True if the path exists and is neither a file nor a folder."""
     return path.exists() and not (path.is_file() or path.is_dir())
 
 
 def _new_part(path: Path) -> tuple[int, Path]:
-    """A new file beside ``path``, open, under a name that no other writer has."""
+    """Create and open a temporary file in the folder of ``path``, with a unique name."""
     while True:
         part = path.with_name(f".{secrets.token_hex(6)}-{path.name[-_KEPT:]}")
         with contextlib.suppress(FileExistsError):
@@ -165,7 +164,7 @@ def _removed_on_failure(part: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        with contextlib.suppress(OSError):  # what was raised first says more
+        with contextlib.suppress(OSError):  # the first exception is more informative
             part.unlink()
         raise
 
@@ -180,7 +179,7 @@ def _rename(part: Path, path: Path) -> None:
 
 
 def _force(path: Path) -> None:
-    """Bring a file, or the names in a folder, to the disk."""
+    """Synchronise a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

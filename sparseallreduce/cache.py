@@ -1,4 +1,4 @@
-"""Where the library keeps what it does not want to fetch or find out twice."""
+"""The folder in which the library caches downloads and measurements."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ CACHE_VARIABLE = "SPARSEALLREDUCE_CACHE"
 
 
 def default_cache() -> Path:
-    """The folder that the environment variable ``SPARSEALLREDUCE_CACHE`` names, or else the user's cache folder."""
+    """Return the folder named by the environment variable ``SPARSEALLREDUCE_CACHE``, by default the user's cache folder."""
     named = os.environ.get(CACHE_VARIABLE)
     if named:
         return Path(named).expanduser()
-    import platformdirs  # takes 13 ms, and most processes need no cache
+    import platformdirs  # takes 13 ms to import, and most processes need no cache
 
     return platformdirs.user_cache_path("sparseallreduce", appauthor=False)

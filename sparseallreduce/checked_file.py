@@ -1,8 +1,8 @@
-"""Reading files that the library has written, and that may have become anything since: other bytes, a pipe, a link to a device.
+"""Read files that the library has written, and that may have been changed since to other bytes, a pipe, or a link to a device.
 
-A file is opened without waiting, and read only if it is a regular one. How long it may be is known before it is read, and JSON in it is
-parsed only as deep as the library writes any. What is wrong is :class:`Damaged`, whose text goes behind the name of the file: callers
-raise the error of their kind of file, or make the file anew.
+A file is opened without blocking, and read only if it is a regular file. Its size is checked before it is read, and JSON is parsed only as
+deep as the library writes it. Invalid contents raise :class:`Damaged`, whose text is appended to the name of the file: callers raise the
+error for their kind of file, or create the file again.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ __all__ = ["Damaged", "open_regular", "parse_json", "read_bytes", "read_json"]
 
 PathLike = str | os.PathLike[str]
 
-_DEEPEST = 1000  # lists and dictionaries inside each other: Python itself writes no deeper ones, unless its recursion limit is raised
+_DEEPEST = 1000  # nesting depth; Python writes no deeper JSON, unless its recursion limit is raised
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-# Opening waits neither for the other end of a pipe nor for a device, and makes no terminal that of this process.
+# Opening does not block on a pipe or a device, and does not acquire a controlling terminal.
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
 class Damaged(Exception):
-    """What is wrong with the contents of a file, in words that follow its name."""
+    """Raised for invalid contents of a file; the text follows the name of the file."""
 
 
 @contextmanager
@@ -39,9 +39,9 @@ def open_regular(path: PathLike) -> Iterator[BinaryIO]:
     Raises
     ------
     OSError
-        With the name of the file. Also if it is a folder, a pipe, a socket or a device, or a link to one.
+        It names the file. Also raised for a folder, a pipe, a socket or a device, or a link to one.
     """
-    if (kind := _refused(os.stat(path))) is not None:  # before it is opened: that alone rewinds a tape
+    if (kind := _refused(os.stat(path))) is not None:  # before it is opened, since opening rewinds a tape
         raise OSError(*kind, os.fspath(path))
     descriptor = os.open(path, _FLAGS)
     with open(descriptor, "rb") as file:
@@ -51,7 +51,7 @@ def open_regular(path: PathLike) -> Iterator[BinaryIO]:
 
 
 def _refused(status: os.stat_result) -> tuple[int, str] | None:
-    """The error number and text for what is not a regular file, None for one that is."""
+    """Return an error number and text if this is not a regular file, otherwise None."""
     if stat.S_ISDIR(status.st_mode):
         return errno.EISDIR, os.strerror(errno.EISDIR)
     return None if stat.S_ISREG(status.st_mode) else (errno.EINVAL, "Not a regular file")
@@ -75,7 +75,7 @@ def read_bytes(path: PathLike, most: int) -> bytes:
 
 
 def read_json(path: PathLike, most: int) -> Any:
-    """Return what the JSON in a regular file of at most ``most`` bytes stands for.
+    """Return the decoded JSON in a regular file of at most ``most`` bytes.
 
     Raises
     ------
@@ -96,12 +96,12 @@ def read_json(path: PathLike, most: int) -> Any:
 
 
 def parse_json(content: bytes) -> Any:
-    """Return what JSON in UTF-8 stands for.
+    """Return decoded JSON, given as UTF-8.
 
     Raises
     ------
     Damaged
-        If it is no JSON, or nested more deeply than anything that the library writes: then Python's parser would run out of stack.
+        If it is not valid JSON, or nested more deeply than the library writes it, which would overflow the stack of Python's parser.
     """
     if _depth(content) > _DEEPEST:
         raise Damaged(f"it is nested more than {_DEEPEST} deep")
@@ -112,7 +112,7 @@ def parse_json(content: bytes) -> Any:
 
 
 def _depth(content: bytes) -> int:
-    """Return an upper bound on how many lists and dictionaries of JSON are open at once."""
+    """Return an upper bound on the nesting depth of JSON."""
     if content.count(b"[") + content.count(b"{") <= _DEEPEST:
         return 0
     octets = np.frombuffer(_STRING.sub(b"", content), np.uint8)

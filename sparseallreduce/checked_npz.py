@@ -1,9 +1,9 @@
-"""Arrays in files of NumPy's formats ``.npy`` and ``.npz``, whose sizes are compared with the file's before memory is taken.
+"""Read arrays in NumPy's formats ``.npy`` and ``.npz``, whose sizes are checked against the file before memory is allocated.
 
-A header may claim any number of items, and compressed bytes may unpack to a thousand times as many. Here an array must have as many
-bytes as its file, or its member of an archive, has behind the header; a member must be stored or deflated, as NumPy writes it, and claim
-no more than deflated bytes can unpack to; and the directory of the archive must be short. Headers are matched, not evaluated, and there
-are no pickles. Every member carries a checksum, which is compared when the member has been read to its end.
+A header may claim any number of items, and compressed bytes may expand a thousandfold. Here an array must have as many bytes as its file,
+or its member of an archive, has after the header; a member must be stored or deflated, as NumPy writes it, and claim no more than deflated
+bytes can expand to; and the directory of the archive must be short. Headers are matched, not evaluated, and pickles are not supported.
+Every member has a checksum, which is verified when the member has been read to its end.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ __all__ = ["ArrayHeader", "Npz", "damage", "has_characters", "read_header"]
 Array = NDArray[Any]
 
 _MAGIC = b"\x93NUMPY"
-_LENGTHS = {(1, 0): 2, (2, 0): 4}  # bytes of the header's length, by the version of the format; 3.0 is of named fields alone
+_LENGTHS = {(1, 0): 2, (2, 0): 4}  # size of the header's length field, by version of the format; 3.0 is only for named fields
 _LONGEST_HEADER = 1 << 16  # bytes
 _MOST_DIMENSIONS = 32
 _ENTRY = r"""['"](?:descr['"]\s*:\s*['"](?P<descr{0}>[^'"]*)['"]|fortran_order['"]\s*:\s*(?P<order{0}>True|False)"""
 _ENTRY += r"""|shape['"]\s*:\s*\((?P<shape{0}>[0-9L,\s]*)\))\s*"""
 _HEADER = re.compile(r"\{\s*" + r",\s*".join(_ENTRY.format(number) for number in range(3)) + r",?\s*\}\s*")
 _DTYPE = re.compile(r"[<>=|]?[biufcSU][0-9]{1,9}")
-_LENGTH = re.compile(r"([0-9]{1,19})L?")  # of one dimension; Python 2 wrote the L
+_LENGTH = re.compile(r"([0-9]{1,19})L?")  # one dimension; Python 2 wrote the L
 
-_LONGEST_DIRECTORY = 1 << 20  # bytes, which are some ten thousand members
-_DEFLATED = 1032  # bytes that one byte may unpack to: a match of 258 takes two bits at least
-_SMALL, _GROWTH = 1 << 26, 32  # bytes, and times those of the file, that an archive may unpack to in memory
+_LONGEST_DIRECTORY = 1 << 20  # bytes, enough for some ten thousand members
+_DEFLATED = 1032  # largest expansion of a byte: a match of 258 bytes takes at least two bits
+_SMALL, _GROWTH = 1 << 26, 32  # an archive may expand in memory to this many bytes, or this many times the file's size
 _PIECE = 1 << 20  # bytes read at once
 _LAST_CHARACTER = 0x10FFFF
 
 
 class ArrayHeader(NamedTuple):
-    """What is said of an array before its items."""
+    """The header of an array."""
 
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]  # as stored; of numbers, truth values, or strings of a fixed length
+    dtype: np.dtype[Any]  # as stored; numbers, booleans, or strings of a fixed length
     fortran_order: bool
 
     @property
@@ -62,19 +62,19 @@ class ArrayHeader(NamedTuple):
 
 
 def read_header(file: IO[bytes], length: int, name: str) -> ArrayHeader:
-    """Read the header of an ``.npy`` file of ``length`` bytes from its beginning, and go to the first item.
+    """Read the header of an ``.npy`` file of ``length`` bytes from its start, and advance to the first item.
 
     Parameters
     ----------
     file : binary file
     length : int
     name : str
-        Of the array, for errors.
+        Name of the array, for errors.
 
     Raises
     ------
     Damaged
-        If there is none, or it claims other than what the file has behind it.
+        If there is no valid header, or it does not match the size of the file.
     """
     begin = file.read(len(_MAGIC) + 2)
     width = _LENGTHS.get((begin[-2], begin[-1])) if len(begin) == len(_MAGIC) + 2 and begin.startswith(_MAGIC) else None
@@ -96,7 +96,7 @@ def _parsed(text: str, name: str) -> ArrayHeader:
     match = _HEADER.fullmatch(text)
     found = {} if match is None else {key[:-1]: value for key, value in match.groupdict().items() if value is not None}
     lengths = [part.strip() for part in found.get("shape", "").split(",")]
-    if lengths[-1] == "":  # behind the last comma
+    if lengths[-1] == "":  # after a trailing comma
         lengths.pop()
     matches = [_LENGTH.fullmatch(each) for each in lengths]
     whole = len(found) == 3 and len(lengths) <= _MOST_DIMENSIONS and all(matches) and _DTYPE.fullmatch(found["descr"])
@@ -116,7 +116,7 @@ def _parsed(text: str, name: str) -> ArrayHeader:
 
 @contextmanager
 def damage() -> Iterator[None]:
-    """Raise what libraries say of bytes that they cannot read as :class:`Damaged`; errors of the system stay what they are."""
+    """Convert exceptions of libraries for unreadable bytes to :class:`Damaged`; system errors propagate."""
     try:
         yield
     except (OSError, Damaged):
@@ -128,7 +128,7 @@ def damage() -> Iterator[None]:
         AttributeError,
         EOFError,
         LookupError,
-        RuntimeError,  # of zipfile: a password, and what it has not implemented
+        RuntimeError,  # of zipfile: passwords, and unsupported features
         TypeError,
         ValueError,
         struct.error,
@@ -139,7 +139,7 @@ def damage() -> Iterator[None]:
 
 
 def has_characters(items: Array) -> bool:
-    """Whether strings, if the items of a flat array are any, have nothing in them that Python cannot show."""
+    """Return True unless the items of a flat array are strings with invalid characters."""
     if items.dtype.kind != "U" or not items.size:
         return True
     return bool((items.view(np.dtype(np.uint32).newbyteorder(items.dtype.byteorder)) <= _LAST_CHARACTER).all())
@@ -151,14 +151,14 @@ class Npz:
     Parameters
     ----------
     file : binary file
-        Open for reading, and open as long as arrays are read.
+        Open for reading; keep it open while arrays are read.
     in_memory : bool
-        Whether all is going to be read into memory: then it may not unpack to much more than the file has, nor than there is memory.
+        Whether everything will be read into memory. It then must not expand to much more than the file's size, nor to more than the memory.
 
     Raises
     ------
     Damaged
-        If the file is none, or claims more than it can have; from methods, if an array does.
+        If the file is not valid or claims impossible sizes. Methods raise it for invalid arrays.
     OSError
     """
 
@@ -191,7 +191,7 @@ class Npz:
         return list(self._members)
 
     def open(self, name: str) -> tuple[IO[bytes], ArrayHeader]:
-        """Return the items of an array as a file, which is the caller's to close, and its header."""
+        """Return the items of an array as a file, to be closed by the caller, and its header."""
         if name not in self._members:
             raise Damaged(f"it lacks {name!r}")
         with damage():
@@ -203,7 +203,7 @@ class Npz:
                 raise
 
     def array(self, name: str, most: int | None = None) -> Array:
-        """Return an array of at most ``most`` bytes, after its checksum was found right; in this machine's byte order."""
+        """Return an array of at most ``most`` bytes in native byte order, after verifying its checksum."""
         member, header = self.open(name)
         with member, damage():
             if most is not None and header.nbytes > most:
@@ -216,7 +216,7 @@ class Npz:
                     raise Damaged(f"{name!r} ends too early")
                 content[done : done + len(piece)] = np.frombuffer(piece, np.uint8)
                 done += len(piece)
-            if member.read(1):  # where zipfile compares the checksum
+            if member.read(1):  # zipfile verifies the checksum at the end
                 raise Damaged(f"{name!r} is longer than its header says")
         items = content.view(header.dtype) if header.nbytes else np.empty(header.items, header.dtype)
         if not has_characters(items):
@@ -226,7 +226,7 @@ class Npz:
 
 
 class _Directory:
-    """A file of which no long piece may be read, while the directory of an archive in it is looked for."""
+    """A file that refuses long reads while the directory of an archive in it is located."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file

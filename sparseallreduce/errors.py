@@ -1,7 +1,7 @@
-"""Every exception the library raises.
+"""All exceptions of the library.
 
-Each class stands for one kind of mistake, and each derives from a built-in class as well, so that callers who know nothing of
-this library catch what they expect (``ValueError`` for a bad stream, ``TypeError`` for a wrong type, ...).
+Each class stands for one kind of mistake, and also derives from a built-in class, so that callers who do not know this library catch what
+they expect (``ValueError`` for a bad stream, ``TypeError`` for a wrong type, ...).
 """
 
 __all__ = [
@@ -29,71 +29,71 @@ class SparseAllreduceError(Exception):
     Attributes
     ----------
     on_all_ranks : bool
-        Whether every rank of the operation raises this same error.
+        Whether every rank of the operation raises the same error.
     """
 
     on_all_ranks = False
 
 
 class StreamError(SparseAllreduceError, ValueError):
-    """The contents of a stream break its invariants: order, range, shape or length."""
+    """Raised if the contents of a stream violate its invariants: order, range, shape or length."""
 
 
 class StreamTypeError(SparseAllreduceError, TypeError):
-    """An argument is not a stream, or has a dtype that streams do not carry."""
+    """Raised if an argument is not a stream, or has a dtype that streams do not support."""
 
 
 class AlgorithmError(SparseAllreduceError, ValueError):
-    """The name of an algorithm or an operator, or one of its options, is not known or out of range."""
+    """Raised if the name of an algorithm or operator, or one of its options, is unknown or out of range."""
 
 
 class MismatchError(SparseAllreduceError, ValueError):
-    """The ranks of one operation disagree on the dimension, dtype, width, operator, algorithm or options."""
+    """Raised if the ranks of an operation disagree on dimension, dtype, width, operator, algorithm or options."""
 
 
 class WireError(SparseAllreduceError, ValueError):
-    """A message is not a stream: foreign, truncated, altered, or of another version."""
+    """Raised if a message is not a valid stream: foreign, truncated, altered, or of another version."""
 
 
 class DeadlockError(SparseAllreduceError, RuntimeError):
-    """In the simulator, every unfinished rank waits for a message that nobody will send."""
+    """Raised by the simulator when every unfinished rank waits for a message that no rank will send."""
 
 
 class WaitTimeoutError(SparseAllreduceError, TimeoutError):
-    """An operation was not done within the time that a rank was willing to wait: it has failed on all ranks."""
+    """Raised on all ranks if an operation was not done within the timeout of a rank."""
 
 
 class MPIUnavailableError(SparseAllreduceError, ImportError):
-    """mpi4py or the MPI library beneath it cannot be loaded."""
+    """Raised if mpi4py or its MPI library cannot be loaded."""
 
 
 class LauncherError(SparseAllreduceError, RuntimeError):
-    """Raised where a launcher has started several processes and MPI knows of one: nothing would be reduced."""
+    """Raised if a launcher has started several processes but MPI connects only one, so that nothing would be reduced."""
 
 
 class ForkError(SparseAllreduceError, RuntimeError):
-    """Raised where a process uses a communicator, request, plan or reducer of the rank from which it was forked."""
+    """Raised if a process uses a communicator, request, plan or reducer of the rank from which it was forked."""
 
 
 class DivergenceError(SparseAllreduceError, ArithmeticError):
-    """In training, a weight or the loss is no longer a finite number."""
+    """Raised in training if a weight or the loss is no longer finite."""
 
 
 class DatasetError(SparseAllreduceError, ValueError):
-    """A data file cannot be read, breaks its format, or holds what the model cannot learn from.
+    """Raised if a data file cannot be read, violates its format, or contains data that the model cannot learn from.
 
     Attributes
     ----------
     at_command_line : str or None
-        The text as a command prints it, if it names an option; None if it is that of the error.
+        The text that a command prints, if it names an option; None if it is the text of the error.
     """
 
     at_command_line: str | None = None
 
 
 class CheckpointError(SparseAllreduceError, ValueError):
-    """A checkpoint cannot be written or read, is damaged, or is of another run."""
+    """Raised if a checkpoint cannot be written or read, is damaged, or belongs to another run."""
 
 
 class TrainingStopped(SparseAllreduceError, RuntimeError):
-    """Training has been asked to stop before its end, and has done so after a whole step."""
+    """Raised when training stops early on request, after a complete step."""

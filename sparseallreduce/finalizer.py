@@ -1,8 +1,8 @@
-"""What is to be done as an object goes, without a line of Python, in which a KeyboardInterrupt would be lost.
+"""Finalise objects without running Python code, in which a KeyboardInterrupt would be lost.
 
-An interrupt is raised at the next function or line of Python to be executed. If that is of a ``__del__``, of a callback of a weak reference
-or of ``weakref.finalize``, which may run amid anything, Python prints it and goes on: the loop that was to end does not, and what was to be
-done is left undone. So what goes often is left to functions of C, which Python calls here by itself.
+An interrupt is raised at the next function or line of Python that is executed. If that is in a ``__del__``, or in a callback of a weak
+reference or of ``weakref.finalize``, which may run at any time, Python prints the interrupt and continues: the loop that should end does
+not, and the finalisation is incomplete. Frequent finalisation is therefore left to C functions, which Python calls here directly.
 """
 
 from functools import partial
@@ -11,15 +11,17 @@ __all__ = ["Finalizer"]
 
 
 class Finalizer(partial[object]):
-    """Calls a function once, as it goes; whose object this is kept by, or whose arrays refer to it.
+    """An object that calls a function once, when it is garbage-collected; store it in the object to be finalised.
 
     Parameters
     ----------
     function : callable
-        Of C, that calls nothing of Python: ``os.close``, a method of a ``deque`` or a set, a foreign function.
-    *args
+        A C function that calls no Python code: ``os.close``, a method of a ``deque`` or a set, a foreign function. *args
+            Its arguments.
 
-    >>> from collections import deque
+    Examples
+    --------
+        >>> from collections import deque
     >>> gone = deque()
     >>> del_me = Finalizer(gone.append, "block")
     >>> del del_me

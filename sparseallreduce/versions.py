@@ -1,4 +1,4 @@
-"""What a report of a defect should say: the versions of the library, of what it uses, and of the machine."""
+"""Versions of the library, of its dependencies, and of the machine, for bug reports."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _PACKAGES = (
 
 
 def show_versions() -> None:
-    """Print the versions of the library, of Python, the system, and all packages that it uses, as for a report of a defect.
+    """Print the versions of the library, of Python, the system, and all dependencies, for bug reports.
 
-    MPI is not started: the library that it is appears once the program has used it. ``sparseallreduce doctor`` shows more.
+    MPI is not initialised: its version is shown once the program has used it. ``sparseallreduce doctor`` shows more.
 
     Examples
     --------

@@ -27,8 +27,9 @@ def measure_device(
     Parameters
     ----------
     xp : module
-        CuPy, or a compatible module. sharing : float
-            Ranks per GPU, by which times are multiplied, since other ranks were idle during the measurement.
+        CuPy, or a compatible module.
+    sharing : float
+        Ranks per GPU, by which times are multiplied, since other ranks were idle during the measurement.
     entries, size, nbytes : int
         Sizes of each of two streams, of the dense array, and of a copy.
 

@@ -45,9 +45,10 @@ def dsar_early_switch(
     Parameters
     ----------
     group_size : int, default 8
-        Ranks of a group, g in the paper; there is one group if there are no more ranks. cut : callable, optional
-            Returns the bounds of parts, based on where the ranks' entries are; by default parts have equal widths. Parts of unequal widths
-            are interleaved: a rank's section consists of every g-th part, so that frequent positions are spread over all sections.
+        Ranks of a group, g in the paper; there is one group if there are no more ranks.
+    cut : callable, optional
+        Returns the bounds of parts, based on where the ranks' entries are; by default parts have equal widths. Parts of unequal widths are
+        interleaved: a rank's section consists of every g-th part, so that frequent positions are spread over all sections.
     """
     group, groups = core_of(ranks, group_size)
     core = group * groups

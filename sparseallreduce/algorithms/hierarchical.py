@@ -96,8 +96,9 @@ def hierarchical(
     ----------
     hosts : Hosts
     run : mapping
-        Generator functions of the algorithms that ``inner`` and ``outer`` may name. inner : str
-            "split", in which each of the L ranks adds a part, or an algorithm that gives all of them the whole sum of the host.
+        Generator functions of the algorithms that ``inner`` and ``outer`` may name.
+    inner : str
+        "split", in which each of the L ranks adds a part, or an algorithm that gives all of them the whole sum of the host.
     outer : str
     cut : callable, optional
         Returns the bounds of L parts, based on where the ranks' entries are; by default parts have equal widths.

@@ -1,11 +1,11 @@
-"""DataCache: samples of a slow store, kept by the processes of a host on its disk and in memory that they share (CommLib section 4.1).
+"""DataCache: samples of a slow store, cached by the processes of a host on its disk and in shared memory (CommLib section 4.1).
 
-What a store gives is kept on the local disk, for the next runs; what becomes of it before training (images decoded, text parsed) is kept
-in shared memory, for the next passes of this one. Callers are :class:`sparseallreduce.torch.CachedDataset`, and
-:func:`sparseallreduce.linear.load` with its ``cache``.
+Data from the store is kept on the local disk for later runs; decoded samples (images, parsed text) are kept in shared memory for later
+passes of the same run. It is used by :class:`sparseallreduce.torch.CachedDataset`, and by :func:`sparseallreduce.linear.load` with
+``cache``.
 
-Processes meet in folders, and talk by nothing else: locks that the system drops when a process ends, and files that get their names when
-they are whole. So it does not matter whether they are ranks of MPI, workers of a DataLoader or other jobs, nor when one of them is killed.
+Processes coordinate only through folders: with locks that the system releases when a process ends, and with files that get their names once
+they are complete. They may be MPI ranks, workers of a DataLoader or other jobs, and may be killed at any time.
 """
 
 from sparseallreduce.data_cache.cache import Counts, DataCache, Request

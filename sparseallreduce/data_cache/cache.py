@@ -1,4 +1,4 @@
-"""DataCache: what a slow store gives, kept on the local disk and in shared memory; fetched once by all processes of a host together."""
+"""DataCache: cache data of a slow store on the local disk and in shared memory, fetched once by all processes of a host together."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ PathLike = str | os.PathLike[str]
 Check = Callable[[Any], bool] | None
 
 _PATIENCE = 60.0  # seconds
-_RECENT = 600 * 10**9  # ns: what has been used since then is not evicted to fill the cache, so that no process evicts what others bring
-_MARGIN = 1 << 28  # bytes of memory that are left to others
-_CREDIT = 1 << 26  # bytes after which the system is asked again how much is left
+_RECENT = 600 * 10**9  # ns: samples used since then are not evicted by `fill`, so that processes do not evict each other's
+_MARGIN = 1 << 28  # bytes of memory left for other purposes
+_CREDIT = 1 << 26  # bytes after which free memory is checked again
 
 
 class Counts(NamedTuple):
-    """What has become of the requests of a process, samples each."""
+    """How the requests of a process were served, in samples."""
 
     memory: int = 0  # found in shared memory
     disk: int = 0  # found on the disk
     fetched: int = 0  # fetched from the store
-    damaged: int = 0  # of entries found, those that did not match their checksums, or are none of a sample, and were fetched again
+    damaged: int = 0  # entries that did not match their checksums or were not valid samples, and were fetched again
 
 
 class Request(NamedTuple):
-    """A sample that is wanted.
+    """A requested sample.
 
-    ``fetch()`` asks the store for it; ``decode`` makes of that what is kept in memory and handed over. ``key`` names it, and what it is a
-    sample of, in all caches of a folder. What was cached under another ``version`` is fetched anew.
+    ``fetch()`` gets it from the store; ``decode`` converts that to the sample that is kept in memory and returned. ``key`` identifies it in
+    all caches of a folder. A sample cached under another ``version`` is fetched again.
     """
 
     key: str
@@ -63,28 +63,29 @@ class Request(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """What was found in the cache: its bytes, and what they are of."""
+    """An entry found in the cache: its bytes, and the sample in them."""
 
     content: NDArray[np.uint8]
     sample: Any
 
 
 class DataCache:
-    """Samples of slow stores, on the disk of this host and in memory that its processes share.
+    """A cache for samples of slow stores, on the disk of this host and in memory shared by its processes.
 
-    Three steps. A sample that is in memory is copied from there. Otherwise the process takes the lock of that sample, and looks again: then
-    another may have brought it. Then it takes it from the disk, or from the store and puts it on the disk; decodes it; and puts it into
-    memory. So a host asks its store once for each sample, whichever of its processes want it, as long as there is room.
+    A request has three steps. A sample in memory is copied from there. Otherwise the process takes the lock of the sample and looks again,
+    since another process may have cached it meanwhile. If not, it reads the sample from the disk, or fetches it from the store and writes
+    it to the disk; it then decodes it and puts it into memory. A host therefore fetches each sample once from its store, whichever of its
+    processes request it, as long as there is room.
 
-    Nothing has to be closed. A cache may be pickled, used by several threads, and by processes that are forked.
+    Closing is optional. A cache may be pickled, and used by several threads and by forked processes.
 
     Parameters
     ----------
     folder : path
-        On a local disk. Any number of caches and jobs may have the same.
+        Folder on a local disk, which any number of caches and jobs may share.
     disk_bytes, memory_bytes : int
-        What there may be in the folder, and in the memory of all caches of that folder; what has not been used for longest goes first. 0
-        for nothing. Memory is given back when the last process that uses it ends.
+        Limits of the folder, and of the memory of all caches of that folder; least recently used entries are evicted first. 0 disables a
+        level. Memory is released when the last process that uses it ends.
     patience : float
         Seconds to wait for another process that is fetching the same sample, before this one fetches it as well.
     memory : path
@@ -92,11 +93,11 @@ class DataCache:
 
     Notes
     -----
-    A sample is made of None, numbers, strings, bytes and NumPy arrays, in tuples, lists and dictionaries; arrays are copies of the
-    caller's own.
+    A sample consists of None, numbers, strings, bytes and NumPy arrays, in tuples, lists and dictionaries; arrays are returned as copies.
 
-    A disk that is full or cannot be written to, and memory that is short, are a RuntimeWarning, once a process and level. Samples then come
-    from the other level or from the store. What ``fetch`` raises is raised.
+    A full or read-only disk, or a lack of memory, raises a RuntimeWarning once per process and level. Samples then come from the other
+    level or
+    from the store. Exceptions of ``fetch`` propagate.
 
     Examples
     --------
@@ -160,7 +161,7 @@ class DataCache:
         self.close()
 
     def close(self) -> None:
-        """Give the memory back, if no other process uses it. A later request begins anew."""
+        """Release the memory if no other process uses it. A later request opens the cache again."""
         if self._shared is not None:
             self._shared.leave()
         self._shared = self._memory = None
@@ -168,7 +169,7 @@ class DataCache:
 
     @property
     def counts(self) -> Counts:
-        """Of this process, since this object was made in it, or came to it."""
+        """The counts of this process, since this object was created or unpickled in it."""
         return Counts(**self._counts)
 
     def get(
@@ -182,32 +183,32 @@ class DataCache:
         to_array: ToArray = lambda _: None,
         from_array: FromArray | None = None,
     ) -> Any:
-        """A sample, from memory, from the disk, or from the store.
+        """Return a sample from memory, from the disk, or from the store.
 
         Parameters
         ----------
         key, fetch, version, decode
-            As in :class:`Request`. ``decode`` is told from others by its code and what it has bound, and not by functions that it calls:
-            when these change, so does the version.
+            As in :class:`Request`. ``decode`` functions are distinguished by their code and bound values, but not by functions that they
+            call: change the version when these change.
         check : callable, optional
-            Tells whether what the cache has can be what the store gives under this key. If not, it is damaged, and fetched again.
+            Returns whether a cached sample is plausible for this key. If not, it counts as damaged, and is fetched again.
         to_array, from_array : callable, optional
-            What leaves of other types are as arrays, and back.
+            Convert leaves of other types to arrays, and back.
 
         Raises
         ------
         DatasetError
-            If the sample is of another type.
+            If the sample contains an unsupported type.
         Exception
             Whatever ``fetch`` or ``decode`` raise.
         """
         return self._sample(Request(key, fetch, version, decode), to_array, from_array, check)
 
     def open(self, key: str, fetch: Callable[[], Any], *, version: str = "", check: Check = None) -> tuple[int, int] | None:
-        """A descriptor of the file in which the disk has a sample that is an array, and where the array begins in it.
+        """Return a file descriptor for a sample that is an array, and the array's offset in the file; None if it is not cached on disk.
 
-        It is the caller's to close, and stays readable, also where it is mapped, when the sample is evicted. The array begins at a multiple
-        of 4,096 bytes if it is as long. None if the disk does not take it.
+        The caller must close the descriptor. It, and any mapping of it, stays readable when the sample is evicted. The offset is a multiple
+        of 4,096 bytes if the length of the array is.
         """
         sample, name = self.get(key, fetch, version=version, check=check), Name.of(key, version)
         file = self._disk.open(name)
@@ -222,10 +223,11 @@ class DataCache:
     def fill(
         self, number: int, request: Callable[[int], Request], *, to_array: ToArray = lambda _: None, from_array: FromArray | None = None
     ) -> int:
-        """Bring samples [0, number) into the cache, together with all processes of the host that do so; returns how many this one fetched.
+        """Cache samples [0, number), together with all processes of the host that call this; return how many this process fetched.
 
-        Each begins somewhere, goes on in order, and leaves out what is there or what others are about to fetch. It returns when all are
-        there, or when there is no room for more: what has been used in the last ten minutes is not evicted. Others need not take part.
+        Each process starts at a random sample, continues in order, and skips samples that are cached or being fetched by others. It returns
+        when all are cached, or when there is no room for more: samples used in the last ten minutes are not evicted. Not all processes have
+        to call it.
         """
         before, recent, later = self._counts["fetched"], time.time_ns() - _RECENT, []
         start = secrets.randbelow(max(number, 1))
@@ -240,7 +242,10 @@ class DataCache:
         return self._counts["fetched"] - before
 
     def _ensured(self, wanted: Request, patience: float, to_array: ToArray, from_array: FromArray | None, recent: int) -> bool | None:
-        """Whether a sample is cached now, without eviction of what has been used since a time; None if others are about to fetch it."""
+        """Return whether a sample is cached now, without evicting samples used since ``recent``.
+
+        Return None if another process is fetching it.
+        """
         self._enter()
         names = _names(wanted)
         if self._is_there(names):
@@ -281,7 +286,7 @@ class DataCache:
         check: Check,
         unused_since: int | None = None,
     ) -> Any:
-        """A sample, which is kept at all levels that take it."""
+        """Return a sample, and store it at all levels that accept it."""
         kept = self._found("memory", wanted, names, from_array, check)
         if kept is not None:
             return kept.sample
@@ -300,7 +305,7 @@ class DataCache:
         return sample
 
     def _found(self, where: str, wanted: Request, names: tuple[Name, Name], from_array: FromArray | None, check: Check) -> _Kept | None:
-        """What a level has of a sample; None if it has none, or one that is damaged, which is gone then."""
+        """Return a sample from a level; None if it has none, or a damaged one, which is then removed."""
         level = self._memory if where == "memory" else self._disk
         name, decoded = names[level is self._memory], where == "memory" and wanted.decode is not None
         content = None if level is None else level.get(name)
@@ -322,7 +327,7 @@ class DataCache:
         return self._memory is not None and self._memory.accepts()
 
     def _lock(self, name: Name, patience: float) -> contextlib.AbstractContextManager[str]:
-        """The lock of a sample, where the processes of this host meet."""
+        """Return the lock of a sample, in the folder that the processes of this host share."""
         folder = self._disk if self._disk.accepts() or self._memory is None else self._memory
         return folder.locks.held(name.number, patience)
 
@@ -331,7 +336,7 @@ class DataCache:
             self._counts[what] += 1
 
     def _enter(self) -> None:
-        """Clear what killed processes have left, and enter the memory; once."""
+        """Remove what killed processes have left, and open the shared memory, once."""
         if self._entered:
             return
         with self._guard:
@@ -353,10 +358,10 @@ class DataCache:
 
 
 class _Room:
-    """Whether the system has memory for so many bytes more: who takes more is killed."""
+    """Checks whether the system has memory for more bytes, since exceeding it kills the process."""
 
     def __init__(self) -> None:
-        self._credit = 0.0  # bytes that may be taken before it is asked again
+        self._credit = 0.0  # bytes that may be used before the next check
 
     def __call__(self, nbytes: int) -> bool:
         if self._credit < nbytes:
@@ -369,7 +374,7 @@ class _Room:
 
 
 def _names(wanted: Request) -> tuple[Name, Name]:
-    """Of what the store gives, and of what becomes of it."""
+    """Return the names of the stored and of the decoded sample."""
     stored = Name.of(wanted.key, wanted.version)
     if wanted.decode is None:
         return stored, stored
@@ -379,13 +384,13 @@ def _names(wanted: Request) -> tuple[Name, Name]:
 def _code_of(function: Callable[[Any], Any]) -> str:
     try:
         return _known_code_of(function)
-    except TypeError:  # it has no hash
+    except TypeError:  # not hashable
         return _known_code_of.__wrapped__(function)
 
 
 @lru_cache(maxsize=256)
 def _known_code_of(function: Callable[[Any], Any]) -> str:
-    """A name of what a function does: where it is from, its code, and what it has bound; of its own where that cannot be told."""
+    """Return an identifier of a function: its module, code and bound values; a unique one if these are unknown."""
     code = getattr(function, "__code__", None)
     try:
         if code is None:
@@ -394,12 +399,12 @@ def _known_code_of(function: Callable[[Any], Any]) -> str:
         bound = [getattr(owner, "__self__", None), *(cell.cell_contents for cell in owner.__closure__ or ())]
         state = pickle.dumps((owner.__module__, owner.__qualname__, bound, owner.__defaults__, owner.__kwdefaults__, _outline(code)))
         return hashlib.blake2b(state).hexdigest()
-    except Exception:  # pickles raise what they like
+    except Exception:  # pickling may raise anything
         return f"not shared {secrets.token_hex(16)}"
 
 
 def _outline(code: CodeType) -> tuple[Any, ...]:
-    """What is executed, without where it is written."""
+    """Return what a code object executes, without source positions."""
     constants = [_outline(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts]
     return code.co_code, code.co_names, constants
 
@@ -409,7 +414,7 @@ def _decoded(wanted: Request, stored: Any) -> Any:
 
 
 def _restored(content: NDArray[np.uint8], from_array: FromArray | None) -> Any:
-    """A sample of which these bytes have just been made."""
+    """Return the sample encoded in bytes that have just been packed."""
     try:
         return unpack(content, from_array)
     except Damaged as fault:
@@ -417,7 +422,7 @@ def _restored(content: NDArray[np.uint8], from_array: FromArray | None) -> Any:
 
 
 def _array_in(file: int, sample: NDArray[Any]) -> int | None:
-    """Where in the file of an entry this array begins; None if the entry is of something else."""
+    """Return the offset of this array in an entry's file; None if the entry contains something else."""
     head = b"".join(pack(sample)[:2])
     begin = first_array(head, sample.nbytes)
     whole = os.pread(file, len(head), 0) == head and os.fstat(file).st_size >= begin + sample.nbytes
@@ -425,7 +430,7 @@ def _array_in(file: int, sample: NDArray[Any]) -> int | None:
 
 
 def _joined(parts: list[Any]) -> NDArray[np.uint8]:
-    """Parts behind each other, in memory of their own."""
+    """Concatenate parts in new memory."""
     return np.frombuffer(bytearray().join(parts), np.uint8)
 
 
@@ -433,7 +438,7 @@ _caches: weakref.WeakSet[DataCache] = weakref.WeakSet()
 
 
 def _begin_anew() -> None:
-    """In a forked process: locks of threads that are not there may be held, and the use of the memory is the parent's."""
+    """Reset all caches in a forked process, where locks of other threads may be held and the memory belongs to the parent."""
     for cache in _caches:
         cache._reset()
 

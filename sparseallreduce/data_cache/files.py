@@ -1,4 +1,4 @@
-"""Files on a slow store: one read in pieces that are cached, and many whose contents are samples."""
+"""Files on a slow store: one file read in cached pieces, and many files whose contents are samples."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ __all__ = ["PIECE", "CachedFile", "FileVersion", "StoredFiles"]
 
 PathLike = str | os.PathLike[str]
 
-#: Bytes of a file that are fetched, and cached, at once; more of a file of more than so many pieces, as systems map 65,530 at most.
+#: Size of a cached piece, which grows for files of more than MOST_PIECES pieces, since systems allow 65,530 mappings.
 PIECE, MOST_PIECES = 1 << 20, 1 << 14
 
 
 class FileVersion(NamedTuple):
-    """What tells a file from what has been under its name before."""
+    """Size and modification time of a file, which identify its version."""
 
     size: int  # bytes
     modified: int  # ns since 1970
 
     @staticmethod
     def of(path: PathLike | int) -> FileVersion:
-        """Of a file by its path or its descriptor, now.
+        """Return the current version of a file, given its path or descriptor.
 
         Raises
         ------
@@ -46,19 +46,19 @@ class FileVersion(NamedTuple):
 
 
 class CachedFile(io.RawIOBase):
-    """A file open for reading, of which pieces come from a cache, and from the file itself those that are not there.
+    """A file open for reading, whose pieces come from a cache, or from the file itself if they are not cached.
 
     Parameters
     ----------
     path : path
     cache : DataCache
     version : FileVersion, optional
-        What the file has to be, by default what it is now.
+        Required version, by default the current one.
 
     Raises
     ------
     DatasetError
-        When something is read from the file that is no longer of this version.
+        On reading, if the file no longer has this version.
     OSError
 
     Examples
@@ -80,7 +80,7 @@ class CachedFile(io.RawIOBase):
         self._place, self._step = 0, PIECE
         while self._step * MOST_PIECES < self._version.size:
             self._step *= 2
-        self._piece: tuple[int, NDArray[np.uint8]] = (-1, np.empty(0, np.uint8))  # the last one, and its number
+        self._piece: tuple[int, NDArray[np.uint8]] = (-1, np.empty(0, np.uint8))  # number and content of the piece read last
 
     def readable(self) -> bool:
         return True
@@ -111,12 +111,12 @@ class CachedFile(io.RawIOBase):
         return len(found)
 
     def read_at(self, offset: int, length: int) -> NDArray[np.uint8]:
-        """So many bytes from a place on, in memory of the caller's own.
+        """Return ``length`` bytes from ``offset`` on, as a new array.
 
         Raises
         ------
         EOFError
-            If there are not so many.
+            If the file is too short.
         """
         out = np.empty(length, np.uint8)
         view, done = out.data, 0
@@ -129,15 +129,15 @@ class CachedFile(io.RawIOBase):
         return out
 
     def map_at(self, offset: int, length: int) -> NDArray[np.uint8]:
-        """So many bytes from a place on, which cannot be written to: the cached pieces, mapped into memory side by side.
+        """Return ``length`` bytes from ``offset`` on as a read-only array of memory-mapped pieces.
 
-        They stay there when they are evicted, and take their place on the disk until they are unmapped, with the array. What cannot be
-        cached is the file itself.
+        The pieces stay mapped if they are evicted, and use disk space until the array is deleted. Pieces that cannot be cached are mapped
+        from the file itself.
 
         Raises
         ------
         OSError
-            If the system maps no more.
+            If the system allows no more mappings.
         """
         if offset + length > self._version.size:
             raise EOFError(f"the file ends at {self._version.size}")
@@ -150,7 +150,7 @@ class CachedFile(io.RawIOBase):
         return rows.reshape(-1)[offset - first * self._step :][:length]
 
     def _mappable(self, number: int, stack: ExitStack) -> tuple[int, int] | None:
-        """A file that has a piece, open until the end of a block, and where; None if it does not begin at a page there."""
+        """Return a file that contains a piece, open until the end of the block, and the offset; None if that is not page-aligned."""
         check = self._is_piece(number)
         found = self._cache.open(self._key(number), lambda: self._fetched(number), version=str(self._version), check=check)
         if found is None:
@@ -169,16 +169,16 @@ class CachedFile(io.RawIOBase):
         return np.asarray(content[: self._length(number)], np.uint8)
 
     def _is_piece(self, number: int) -> Callable[[Any], bool]:
-        """What tells whether a sample can be this piece, which has whole pages."""
+        """Return a function that checks whether a sample can be this piece, which consists of whole pages."""
         shape = (page_multiple(self._length(number)),)
         return lambda sample: isinstance(sample, np.ndarray) and sample.dtype == np.uint8 and sample.shape == shape
 
     def _length(self, number: int) -> int:
-        """Bytes of a piece."""
+        """Return the length of a piece in bytes."""
         return min(self._step, self._version.size - number * self._step)
 
     def _fetched(self, number: int) -> NDArray[np.uint8]:
-        """A piece from the file itself; the last one filled up to whole pages, so that it can be mapped."""
+        """Read a piece from the file itself; the last one is padded to whole pages, so that it can be mapped."""
         length = self._length(number)
         with open(self._path, "rb", buffering=0) as file:
             file.seek(number * self._step)
@@ -192,7 +192,7 @@ class CachedFile(io.RawIOBase):
 
 
 class StoredFiles:
-    """Files as a data set: the bytes of each are a sample.
+    """A data set of files, where the bytes of each file are a sample.
 
     Parameters
     ----------
@@ -224,7 +224,7 @@ class StoredFiles:
         return content
 
     def version(self, index: int) -> str:
-        """Path, size and time of a file, which is asked for them once a process."""
+        """Return path, size and time of a file, which are read once per process."""
         if index not in self._versions:
             self._versions[index] = _named(self.paths[index], FileVersion.of(self.paths[index]))
         return self._versions[index]

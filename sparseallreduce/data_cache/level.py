@@ -1,12 +1,12 @@
-"""One level of the cache: a folder of checked entries, whose bytes are bounded.
+"""One level of the cache: a folder of entries with checksums, of limited size.
 
-``ab/cd...``   an entry, by the digest of its key: its content, and behind that a record that tells what it is
-``writing/``   entries that are being written, each locked by its writer; what nobody has locked is left of one that was killed
-``usage``      bytes in all, as counted when entries were added, and a checksum; never less than there are
-``lock``       whose bytes are the locks
+``ab/cd...``   an entry, named by the digest of its key: its content, followed by a record that describes it
+``writing/``   entries being written, each locked by its writer; unlocked ones were left by killed processes
+``usage``      total size in bytes, updated when entries are added, and a checksum; never less than the true size
+``lock``       a file whose bytes are used as locks
 
-An entry gets its name when it is whole. It is not forced to the disk: after a crash of the machine its checksum tells whether it got there.
-What is evicted or replaced stays readable for who has it open or mapped.
+An entry gets its name once it is complete. It is not synchronised to the disk: after a crash of the machine its checksum shows whether it
+was written. Evicted or replaced entries stay readable for processes that have them open or mapped.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ _BEHIND = _RECORD.size + _CHECKSUM.size
 _WRITING, _USAGE = "writing", "usage"
 _HEX = "0123456789abcdef"
 
-_USAGE_LOCK = 1 << 61  # the number of the lock of `usage`; those of entries are below
-_PATIENCE = 10.0  # seconds to wait for who counts or evicts: an entry is rather not kept
-_RETRY = 60.0  # seconds without another try after a folder could not be written to
-_MOST_PARTS = 512  # of one call that writes; systems allow 1,024
-_LARGE = 1 << 26  # bytes of an entry from which on the system is asked whether there is memory for it
-_OPENING = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # what is a pipe or a device now is not waited for
-_SLACK = 16  # the part of the bound that is made free at once, where entries are so small that looking through all each time would cost
+_USAGE_LOCK = 1 << 61  # number of the lock for `usage`, above those of entries
+_PATIENCE = 10.0  # seconds to wait for a process that counts or evicts, before an entry is not added
+_RETRY = 60.0  # seconds before another attempt after a folder could not be written to
+_MOST_PARTS = 512  # parts of one write call; systems allow 1,024
+_LARGE = 1 << 26  # free memory is checked for entries of at least this size
+_OPENING = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # does not block on a pipe or a device
+_SLACK = 16  # with small entries, 1/16 of the limit is freed at once, since listing all entries each time is slow
 
 
 class Name(NamedTuple):
-    """What an entry is of."""
+    """The digests of an entry's key and version."""
 
     key: bytes
     version: bytes
@@ -68,12 +68,12 @@ class Name(NamedTuple):
 
     @property
     def number(self) -> int:
-        """Of its lock."""
+        """Number of the entry's lock."""
         return int.from_bytes(self.key[:7], "little")
 
 
 class _Damaged:
-    """In the place of an entry that does not match its checksums."""
+    """Stands for an entry that does not match its checksums."""
 
 
 DAMAGED = _Damaged()
@@ -85,14 +85,14 @@ class Level:
     Parameters
     ----------
     folder : path
-        Of which other files are left alone; made when the first entry is added.
+        Created when the first entry is added; other files in it are not touched.
     bound : int
-        Bytes of entries, whole pages each, what is being written included. Of processes with different bounds the least counts whenever
-        they add to it.
+        Limit of the size of entries in bytes, in whole pages, including those being written. Among processes with different limits, the
+        smallest applies whenever they add entries.
     room : callable, optional
-        Whether there is room for so many bytes besides.
+        Returns whether there is room for a number of bytes elsewhere.
     verified : bool
-        Whether contents are checked when they are read, and not only the records behind them.
+        Whether contents are verified when they are read, in addition to the records.
     """
 
     def __init__(self, folder: Path, bound: int, *, room: Callable[[int], bool] = lambda _: True, verified: bool = True) -> None:
@@ -103,25 +103,25 @@ class Level:
         self._closed_until = 0.0
 
     def accepts(self, nbytes: int = 0) -> bool:
-        """Whether an entry of so many bytes can be expected to be kept."""
+        """Return True if an entry of this size is expected to be kept."""
         return 0 < self.bound >= _pages(nbytes) and time.monotonic() >= self._closed_until
 
     def has(self, name: Name) -> bool:
-        """Whether there is an entry, going by its record."""
+        """Return True if there is an entry, judged by its record."""
         with self._opened(name) as (file, size), contextlib.suppress(OSError):
             return file >= 0 and 0 <= size - _BEHIND == _length(_record(file, size), name)
         return False
 
     def get(self, name: Name) -> Bytes | _Damaged | None:
-        """The content of an entry, in memory of the caller's own; None if there is none of this key and version.
+        """Return the content of an entry as a new array; None if there is none with this key and version.
 
-        An entry that is damaged is gone afterwards.
+        A damaged entry is removed.
         """
         with self._opened(name) as (file, size):
             return self._content(name, file, size)
 
     def open(self, name: Name) -> int | None:
-        """A descriptor of an entry, which is the caller's to close, after its content was checked; None if there is none."""
+        """Return a descriptor of an entry, to be closed by the caller, after verifying its content; None if there is none."""
         with self._opened(name) as (file, size):
             return os.dup(file) if isinstance(self._content(name, file, size), np.ndarray) else None
 
@@ -141,23 +141,23 @@ class Level:
         if not whole or (self._verified and zlib.crc32(content.data) != _RECORD.unpack_from(record)[4]):
             self.drop(name)
             return DAMAGED
-        with contextlib.suppress(OSError):  # of another user's file, which is then evicted by when it was added
+        with contextlib.suppress(OSError):  # another user's file keeps its old time
             now = time.time_ns()
             os.utime(file, ns=(now, now))
         return content
 
     def put(self, name: Name, parts: Sequence[Part], unused_since: int | None = None) -> bool:
-        """Add an entry, of parts behind each other, and evict others where needed. Returns whether it is there.
+        """Add an entry that consists of concatenated parts, evicting others if needed; return whether it was added.
 
         Parameters
         ----------
         unused_since : int, optional
-            In ns since 1970: what has been used, or added, since then is not evicted for it.
+            In ns since 1970: entries used or added since then are not evicted for it.
 
         Warns
         -----
         RuntimeWarning
-            The first time that the folder cannot be written to, as on a full disk. There is no other try for a minute then.
+            The first time that the folder cannot be written to, for example on a full disk. It is not tried again for a minute.
         """
         views = [memoryview(part).cast("B") for part in parts if memoryview(part).nbytes]
         length, checksum = sum(len(view) for view in views), 0
@@ -193,7 +193,7 @@ class Level:
 
     @contextlib.contextmanager
     def _opened(self, name: Name) -> Iterator[tuple[int, int]]:
-        """The file of an entry, and its bytes; -1 if there is none. One that is no regular file has no bytes."""
+        """Open the file of an entry, and yield descriptor and size; -1 if there is none. Anything but a regular file has size 0."""
         try:
             file = os.open(self._path(name), os.O_RDONLY | _OPENING)
         except OSError:
@@ -206,7 +206,7 @@ class Level:
             os.close(file)
 
     def drop(self, name: Name) -> None:
-        """Remove an entry that is damaged."""
+        """Remove a damaged entry."""
         with contextlib.suppress(OSError):
             self._path(name).unlink()
 
@@ -218,7 +218,7 @@ class Level:
             warnings.warn(f"{what}; they come from the next level, or the store", RuntimeWarning, stacklevel=2)
 
     def _reserved(self, nbytes: int, unused_since: int | None) -> tuple[Path | None, int]:
-        """A file of so many bytes to write to, locked, that counts from now on; None if there is no room."""
+        """Return a locked file of this size to write to, which counts from now on; None if there is no room."""
         (self.folder / _WRITING).mkdir(parents=True, exist_ok=True)
         with self.locks.held(_USAGE_LOCK, _PATIENCE) as state:
             if state == BUSY:
@@ -232,7 +232,7 @@ class Level:
             file = os.open(part, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o666)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.truncate(file, nbytes)  # so that who looks through the folder meanwhile counts it
+                os.truncate(file, nbytes)  # so that it is counted by other processes
                 self._count(used + needed)
             except BaseException:
                 os.close(file)
@@ -248,7 +248,7 @@ class Level:
             os.replace(part, path)
 
     def _used(self) -> int | None:
-        """Bytes in all by the last count; None if there was none."""
+        """Return the total size by the last count; None if there was none."""
         try:
             record = read_bytes(self.folder / _USAGE, 12)
         except (OSError, Damaged):
@@ -269,7 +269,10 @@ class Level:
             os.close(file)
 
     def _evicted(self, needed: int, unused_since: int | None) -> int:
-        """Remove what has not been used for longest until there is room for so many bytes; returns what is left. By who counts alone."""
+        """Evict the least recently used entries until there is room for ``needed`` bytes; return the size of the rest.
+
+        The caller must hold the lock of the usage.
+        """
         used = self._cleared()
         entries = sorted(self._entries())
         used += sum(size for _, size, _ in entries)
@@ -285,7 +288,7 @@ class Level:
         return used
 
     def _entries(self) -> Iterator[tuple[int, int, str]]:
-        """When each entry was last used, its bytes, and its path."""
+        """Yield for each entry when it was last used, its size, and its path."""
         for first in (high + low for high in _HEX for low in _HEX):
             try:
                 found = os.scandir(self.folder / first)
@@ -300,7 +303,7 @@ class Level:
                                 yield status.st_mtime_ns, _pages(status.st_size), each.path
 
     def _cleared(self) -> int:
-        """Bytes of entries that are being written, after those are removed whose writers have ended. By who counts alone."""
+        """Remove files whose writers have ended, and return the size of those being written. The caller must hold the usage lock."""
         used = 0
         for path in (self.folder / _WRITING).iterdir():
             with contextlib.suppress(FileNotFoundError):
@@ -319,7 +322,7 @@ class Level:
         return used
 
     def clear_left(self) -> None:
-        """Remove what killed writers have left, if that can be done now."""
+        """Remove what killed writers have left, if the lock is free."""
         with contextlib.suppress(OSError):
             if any((self.folder / _WRITING).iterdir()):
                 with self.locks.held(_USAGE_LOCK, 0.0) as state:
@@ -328,12 +331,12 @@ class Level:
 
 
 def _record(file: int, size: int) -> bytes:
-    """What lies behind the content."""
+    """Read the record that follows the content."""
     return os.pread(file, _BEHIND, max(size - _BEHIND, 0))
 
 
 def _length(record: bytes, name: Name) -> int | None:
-    """The bytes of the content that a record is of: None if that is another's, -1 if it is damaged."""
+    """Return the length of the content that a record describes; None if it has another name, -1 if it is damaged."""
     body = record[: _RECORD.size]
     if len(record) < _BEHIND or not body.startswith(_MAGIC) or _CHECKSUM.unpack(record[_RECORD.size :])[0] != zlib.crc32(body):
         return -1
@@ -351,7 +354,7 @@ def _pages(nbytes: int) -> int:
 
 
 def _filled(file: int, content: Bytes) -> bool:
-    """Read a file from its beginning; whether there was enough."""
+    """Read a file from its start, and return whether it was long enough."""
     done, view = 0, memoryview(content)  # type: ignore[arg-type]
     while done < len(content):
         count = os.preadv(file, [view[done:]], done)

@@ -1,7 +1,7 @@
-"""Locks between processes by number, which the system drops when their holder ends, however it does.
+"""Numbered locks between processes, which the system releases when their holder ends for any reason.
 
-They are locks on bytes of one file, none of which has to exist, of the kind that belongs to an open file rather than to a process: so they
-also keep threads apart. A process that is forked while a lock is held does not keep it.
+They are locks on bytes of one file, which need not exist, and belong to an open file rather than to a process, so that they also exclude
+threads. A process forked while a lock is held does not keep it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pathlib import Path
 
 __all__ = ["BUSY", "HELD", "NONE", "Locks"]
 
-#: What comes of asking for a lock: it is ours; others have kept it for too long; the file system has none.
+#: Results of a lock request: acquired; held by others for too long; not supported by the file system.
 HELD, BUSY, NONE = "held", "busy", "none"
 
 _RECORD = struct.Struct("@hhqqi4x")  # flock of fcntl(2) on Linux: type, whence, start, length, process
-_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # a device in its place is not waited for
-_PAUSE, _LONGEST_PAUSE = 2e-4, 2e-2  # seconds between two tries
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # does not block on a device
+_PAUSE, _LONGEST_PAUSE = 2e-4, 2e-2  # seconds between attempts: first and longest
 _open: set[int] = set()  # descriptors of locks that threads of this process hold or wait for
 
 
@@ -32,7 +32,7 @@ class Locks:
     Parameters
     ----------
     path : path
-        In a folder that exists; made when it is first needed.
+        In an existing folder; the file is created when needed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -40,14 +40,14 @@ class Locks:
 
     @contextmanager
     def held(self, number: int, patience: float) -> Iterator[str]:
-        """Hold a lock while the block runs: ``HELD``, or why it does not.
+        """Hold a lock during the block, and yield ``HELD``, or the reason why it is not held.
 
         Parameters
         ----------
         number : int
             Below 2**62.
         patience : float
-            Seconds to wait for other holders; they may have stopped without having ended.
+            Seconds to wait for other holders, which may have been stopped.
         """
         command = getattr(fcntl, "F_OFD_SETLK", None)  # of Linux
         try:
@@ -62,7 +62,7 @@ class Locks:
         try:
             yield _taken(file, command, number, time.monotonic() + patience)
         finally:
-            if os.getpid() == process:  # the number may be that of another file in a process forked meanwhile
+            if os.getpid() == process:  # in a process forked meanwhile, the number may belong to another file
                 _open.discard(file)
                 os.close(file)
 
@@ -84,7 +84,7 @@ def _taken(file: int, command: int, number: int, until: float) -> str:
 
 
 def _closed_in_child() -> None:
-    """A forked process has copies of the descriptors, by which locks would outlive their holder."""
+    """Close inherited descriptors in a forked process, by which locks would outlive their holder."""
     while _open:
         os.close(_open.pop())
 

@@ -1,9 +1,10 @@
-"""A folder in shared memory that is there as long as a process uses it.
+"""Folders in shared memory that exist as long as a process uses them.
 
-Every process that uses a folder holds a shared lock on a file in it, which the system drops when the process ends. Who leaves last, and so
-gets the lock alone, removes the folder. One whose processes have all been killed is removed by the next process that enters any.
+Every process that uses a folder holds a shared lock on a file in it, which the system releases when the process ends. The last process to
+leave gets the lock exclusively and removes the folder. A folder whose processes were all killed is removed by the next process that opens
+any folder.
 
-The folders of a user lie in one that nobody else may read or write.
+The folders of a user are in one that no other user can read or write.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _TRIES, _PAUSE = 1000, 2e-3  # seconds
 
 
 class SharedFolder:
-    """A folder by name, entered by this process.
+    """A named folder in shared memory that this process uses.
 
     Parameters
     ----------
@@ -40,7 +41,7 @@ class SharedFolder:
     Raises
     ------
     OSError
-        If there is none, or what is in its place is another user's.
+        If there is no such file system, or the path belongs to another user.
     """
 
     def __init__(self, name: str, memory: Path = SHARED_MEMORY) -> None:
@@ -57,12 +58,12 @@ class SharedFolder:
         self._finalizer = weakref.finalize(self, _left, self.path, self._file, self.process)
 
     def leave(self) -> None:
-        """Say that this process does not use it any more. In a forked process, of its parent's use: that goes on."""
+        """Stop using the folder in this process. In a forked process the parent's use continues."""
         self._finalizer()
 
 
 def _entered(folder: Path) -> int:
-    """The descriptor by which the shared lock is held."""
+    """Return the descriptor that holds the shared lock."""
     for _ in range(_TRIES):
         file = -1
         try:
@@ -71,7 +72,7 @@ def _entered(folder: Path) -> int:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(file), os.stat(folder / _USERS)):
                 return file
-        except (FileNotFoundError, FileExistsError, BlockingIOError):  # who left last is removing it
+        except (FileNotFoundError, FileExistsError, BlockingIOError):  # another process is removing it
             pass
         except BaseException:
             if file >= 0:
@@ -86,7 +87,7 @@ def _entered(folder: Path) -> int:
 def _left(folder: Path, file: int, process: int) -> None:
     if os.getpid() == process:
         _remove_if_alone(folder, file)
-    os.close(file)  # which leaves the lock to the process that this one was forked from
+    os.close(file)  # the parent process keeps the lock
 
 
 def _remove_unused(folder: Path) -> None:
@@ -95,7 +96,7 @@ def _remove_unused(folder: Path) -> None:
         file = os.open(folder / _USERS, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
         with contextlib.suppress(OSError):
-            folder.rmdir()  # if it is empty: somebody was killed who was about to enter it, or to remove it
+            folder.rmdir()  # if it is empty, a process was killed while opening or removing it
         return
     try:
         _remove_if_alone(folder, file)
@@ -111,5 +112,5 @@ def _remove_if_alone(folder: Path, file: int) -> None:
         for each in folder.iterdir():
             if each.name != _USERS:
                 shutil.rmtree(each, ignore_errors=True) if each.is_dir() else each.unlink()
-        (folder / _USERS).unlink()  # last, as it says that the folder is to be removed
+        (folder / _USERS).unlink()  # last, since its absence marks the folder as removed
         folder.rmdir()

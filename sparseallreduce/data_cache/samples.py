@@ -1,9 +1,8 @@
-"""Samples as bytes, and back: numbers, strings, bytes and NumPy arrays, in tuples, lists and dictionaries.
+"""Encode samples to bytes and back: numbers, strings, bytes and NumPy arrays, in tuples, lists and dictionaries.
 
-An outline in JSON, which says what there is, and behind it the bytes of arrays; those that fill pages begin at one, so that they can be
-mapped. Unlike a pickle it cannot run code when it is
-read: other users may write to a folder on the disk. Whoever has other leaves (:mod:`sparseallreduce.torch`: tensors) says what arrays
-they come to.
+The format is an outline in JSON, followed by the bytes of arrays; arrays that fill whole pages are page-aligned, so that they can be
+mapped. Unlike a pickle it cannot execute code when read, which matters because other users may write to a folder on the disk. Callers with
+other leaves (:mod:`sparseallreduce.torch`: tensors) pass functions that convert them to arrays.
 """
 
 from __future__ import annotations
@@ -23,24 +22,24 @@ from sparseallreduce.errors import DatasetError
 
 __all__ = ["FromArray", "ToArray", "first_array", "pack", "unpack"]
 
-#: Of a leaf that is none of those above, what it is called and the array that it is; None if it is not known.
+#: Returns a name and an array for a leaf of another type; None if the type is unknown.
 ToArray = Callable[[Any], tuple[str, NDArray[Any]] | None]
 FromArray = Callable[[str, NDArray[Any]], Any]
 
 _ALIGNMENT, _PAGE = 64, 4096  # bytes
 _HEAD = 8
-_KINDS = "biufcSUmM"  # of dtypes that are their own bytes
+_KINDS = "biufcSUmM"  # kinds of dtypes whose items are plain bytes
 _PLAIN = (type(None), bool, int, float, str)
-_DTYPE = re.compile(rf"[<>|][{_KINDS}][0-9]{{1,9}}(\[[0-9]*[a-zA-Zμ]*\])?")  # what describes one of those
+_DTYPE = re.compile(rf"[<>|][{_KINDS}][0-9]{{1,9}}(\[[0-9]*[a-zA-Zμ]*\])?")  # description of such a dtype
 
 
 def pack(sample: Any, to_array: ToArray = lambda _: None) -> list[Any]:
-    """A sample as parts whose bytes follow each other.
+    """Encode a sample as parts to be concatenated.
 
     Raises
     ------
     DatasetError
-        If there is something else in it.
+        If it contains an unsupported type.
 
     Examples
     --------
@@ -60,14 +59,14 @@ def pack(sample: Any, to_array: ToArray = lambda _: None) -> list[Any]:
 
 
 def unpack(content: NDArray[np.uint8], from_array: FromArray | None = None) -> Any:
-    """The sample that some bytes are. Its arrays are views of them.
+    """Decode a sample. Its arrays are views of the bytes.
 
     Raises
     ------
     Damaged
-        If they are none, or not to the last of them.
+        If the bytes are not a complete sample.
     DatasetError
-        If there is something in it that only another kind of data set can make.
+        If it contains leaves that need ``from_array``.
     """
     length = int.from_bytes(content[:_HEAD].tobytes(), "little")
     if _HEAD + length > len(content):
@@ -83,12 +82,12 @@ def unpack(content: NDArray[np.uint8], from_array: FromArray | None = None) -> A
 
 
 def first_array(head: bytes, nbytes: int) -> int:
-    """Where the first array begins in packed bytes that begin so, if it is of so many bytes."""
+    """Return the offset of the first array, of ``nbytes`` bytes, in packed bytes that start with ``head``."""
     return _begin(_HEAD + int.from_bytes(head[:_HEAD], "little"), nbytes)
 
 
 def _outline(sample: Any, arrays: list[NDArray[Any]], to_array: ToArray) -> Any:
-    """What JSON can say of a sample, whose arrays are added to the list. A list in it begins with what it stands for."""
+    """Return the JSON form of a sample, and append its arrays to the list. A list in it starts with the name of its type."""
     kind = type(sample)
     if kind in _PLAIN:
         return sample
@@ -114,7 +113,7 @@ def _added(what: str, array: NDArray[Any], arrays: list[NDArray[Any]]) -> list[A
 
 
 def _restored(node: Any, content: NDArray[np.uint8], end: list[int], from_array: FromArray | None) -> Any:
-    """What an outline says; ``end`` is that of what has been read before, and moves on."""
+    """Return the sample of an outline; ``end`` is the end of what has been read, and is advanced."""
     if type(node) in _PLAIN:
         return node
     if not isinstance(node, list) or not node or not isinstance(node[0], str):
@@ -132,7 +131,7 @@ def _restored(node: Any, content: NDArray[np.uint8], end: list[int], from_array:
         if array.ndim:
             raise Damaged(f"its outline has a scalar of {array.ndim} dimensions")
         return array[()]
-    if from_array is None and " " not in what:  # a kind of leaf, and behind it which
+    if from_array is None and " " not in what:  # the name of a leaf type
         raise Damaged(f"its outline has a {what!r:.40}")
     if from_array is None:
         raise DatasetError(f"a cached sample has a {what} in it, which was cached by another kind of data set")
@@ -142,12 +141,12 @@ def _restored(node: Any, content: NDArray[np.uint8], end: list[int], from_array:
 def _dictionary(parts: list[Any]) -> dict[Any, Any]:
     try:
         return dict(zip(parts[::2], parts[1::2], strict=True))
-    except (TypeError, ValueError) as error:  # a key that is a list, or one without a value
+    except (TypeError, ValueError) as error:  # an unhashable key, or a key without a value
         raise Damaged(f"its outline has a dictionary with a fault: {error}") from None
 
 
 def _array(described: list[Any], content: NDArray[np.uint8], end: list[int]) -> NDArray[Any]:
-    """The array that an outline describes by dtype and shape, which lies behind what has been read before."""
+    """Return the array that an outline describes by dtype and shape, and that follows what has been read."""
     name, shape = described[:1], described[1:]
     if not (name and isinstance(name[0], str) and _DTYPE.fullmatch(name[0]) and all(type(each) is int and each >= 0 for each in shape)):
         raise Damaged(f"its outline has an array of {described!r:.60}")
@@ -166,6 +165,6 @@ def _array(described: list[Any], content: NDArray[np.uint8], end: list[int]) -> 
 
 
 def _begin(end: int, nbytes: int) -> int:
-    """Where an array of so many bytes begins behind something."""
+    """Return the offset of an array of ``nbytes`` bytes after ``end``."""
     alignment = _PAGE if nbytes and nbytes % _PAGE == 0 else _ALIGNMENT
     return -(-end // alignment) * alignment

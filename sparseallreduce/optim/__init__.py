@@ -1,4 +1,4 @@
-"""Stochastic gradient descent by sums of few values: the optimisers of the papers, for parameters of any framework.
+"""Stochastic gradient descent with sparsified sums: the optimisers of the papers, for parameters of any framework.
 
 >>> import numpy as np
 >>> import sparseallreduce as sar

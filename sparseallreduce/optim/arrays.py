@@ -1,4 +1,4 @@
-"""Arrays of any framework as NumPy sees them, without a copy: buffers, ``__array_interface__`` and DLPack."""
+"""Convert arrays of any framework to NumPy views without copies, through the buffer protocol, ``__array_interface__`` or DLPack."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ Array = NDArray[Any]
 
 
 def as_array(given: Any) -> Array:
-    """The memory of ``given`` as an ndarray, or on a GPU as an array of CuPy's.
+    """Return a view of ``given`` as an ndarray, or as a CuPy array for GPU memory.
 
     Parameters
     ----------
     given : ndarray, or any object with the buffer protocol, ``__array_interface__`` or DLPack
-        Of float32 or float64, in the memory of the processor; or with ``__cuda_array_interface__``, on a GPU. A tensor
-        that takes part in automatic differentiation is detached,
-        which copies nothing.
+        Of float32 or float64, in host memory; or in GPU memory, with ``__cuda_array_interface__``. A tensor that is part of automatic
+        differentiation is detached, which does not copy.
 
     Raises
     ------
     StreamTypeError
-        If it is none of those, or holds something else.
+        If it is not such an object, or has another dtype.
 
     Examples
     --------
@@ -50,12 +49,12 @@ def as_array(given: Any) -> Array:
 
 
 def as_flat_parameter(given: Any) -> Array:
-    """The memory of a parameter as a vector that can be written to.
+    """Return a writeable view of a parameter as a vector.
 
     Raises
     ------
     StreamError
-        If it is read-only, or not in C order without gaps.
+        If it is read-only, or not C-contiguous.
     """
     view = as_array(given)
     if not view.flags.c_contiguous:
@@ -66,19 +65,19 @@ def as_flat_parameter(given: Any) -> Array:
 
 
 def place_of(array: Array) -> str:
-    """Where an array lies: "host", or which GPU."""
+    """Return where an array is: "host", or the name of its GPU."""
     return f"GPU {getattr(array, 'device', '')}".rstrip() if on_device(array) else "host"
 
 
 def norms(arrays: Sequence[Array]) -> list[float]:
-    """The L2 norm of each array; those of arrays on one GPU come to the host in one copy, so that it waits for them once.
+    """Return the L2 norm of each array. Norms of arrays on a GPU are copied to the host together.
 
     Examples
     --------
     >>> norms([np.float32([3, 4]), np.zeros((2, 2))])
     [5.0, 0.0]
     """
-    with np.errstate(over="ignore"):  # which is mended
+    with np.errstate(over="ignore"):  # corrected below
         found = [np.linalg.norm(array) for array in arrays]
     on_gpu = [place for place, array in enumerate(arrays) if on_device(array)]
     if on_gpu:
@@ -89,7 +88,7 @@ def norms(arrays: Sequence[Array]) -> list[float]:
 
 
 def _large_norm(array: Array) -> float:
-    """The L2 norm of an array of values whose squares overflow."""
+    """Return the L2 norm of an array of values whose squares overflow."""
     xp = array_module(array)
     largest = float(xp.abs(array).max())
     if not math.isfinite(largest):
@@ -112,9 +111,9 @@ def finite_norm(norm: float) -> float:
 
 
 def _writeable(view: Array, given: Any) -> Array:
-    """The same memory, open to changes where that is possible.
+    """Return a writeable view of the same memory, if possible.
 
-    DLPack before version 1.0 cannot say that memory may be written to, and NumPy then assumes that it may not.
+    Before version 1.0, DLPack cannot say that memory is writeable, and NumPy assumes that it is not.
     """
     if may_be_written(view) or not hasattr(given, "__array__"):
         return view

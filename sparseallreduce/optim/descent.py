@@ -1,4 +1,4 @@
-"""How the parameters of one pack descend: what a rank feeds into the sum, and what it does with what comes out."""
+"""The descent of one pack of parameters: what a rank adds to the sum, and how it applies the result."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["PackDescent"]
 
 
 class PackDescent:
-    """One pack with its residual, its velocity and its moments.
+    """One pack of parameters with its residual, velocity and moments.
 
-    Momentum is that of the updates: all ranks keep the same velocity. With momentum correction (Lin et al., *Deep gradient
-    compression*, 2018, sections 3.1 and 3.2) each rank keeps the velocity of its own gradients, and that is what is selected from
-    and summed; so a value that waited in the residual has gained as much momentum as one that did not. With masking, the velocity
-    stops where a value was applied, lest late values carry the parameters on in an old direction.
+    By default momentum is that of the updates: all ranks keep the same velocity. With momentum correction (Lin et al., *Deep gradient
+    compression*, 2018, sections 3.1 and 3.2) each rank keeps the velocity of its own gradients, and values are selected from that and
+    summed, so that a value that waits in the residual gains as much momentum as others. With masking, the velocity is set to zero where a
+    value was applied, so that late values do not move the parameters in an old direction.
 
     Parameters
     ----------
@@ -28,9 +28,9 @@ class PackDescent:
     settings : Settings
     reducer : Reducer
     rate_first : bool
-        Whether gradients are multiplied by the learning rate before they enter the residual, or updates afterwards.
+        Whether gradients are multiplied by the learning rate before they are added to the residual, or updates afterwards.
     revocable : bool
-        Whether an update can be put back into the residual instead of being applied.
+        Whether an update can be returned to the residual instead of being applied.
     """
 
     def __init__(self, pack: Pack, settings: Settings, reducer: Reducer, rate_first: bool, revocable: bool = False) -> None:
@@ -43,7 +43,7 @@ class PackDescent:
         self._spare: Array | None = None
 
     def fed(self, gradients: Sequence[Array], rate: float, clip: float) -> Array:
-        """What this rank adds to its residual: the gradients themselves where nothing is to be done to them."""
+        """Return what this rank adds to its residual; the gradients themselves if they need no scaling."""
         scale = rate if self.rate_first else 1.0
         penalty = self.settings.penalty
         gradient = gradients[0]
@@ -61,30 +61,30 @@ class PackDescent:
         return out
 
     def apply(self, update: SparseStream, rate: float) -> None:
-        """Change the parameters by the mean of what all ranks have selected; what was fed counts as taken.
+        """Update the parameters by the mean of what all ranks have selected.
 
         If memory runs out, nothing is changed.
         """
         if self.velocity is not None and self.settings.momentum_masking:
             assert self._spare is not None
-            # Of a sum by hosts, in which all values are, those that stay with none of the host's ranks.
+            # With hosts, all values contribute; those in the update stay with none of the host's ranks.
             self._spare[update.indices if self.feedback.reducer.hosts else self.feedback.contributed] = 0
         self.rule.apply(update, 1.0 if self.rate_first else rate)
         self.taken()
 
     def taken(self) -> None:
-        """What was fed is part of the residual, or of the parameters, for good: the velocity of this rank goes on from it."""
+        """Commit what was added to the residual or applied to the parameters: the velocity of this rank continues from it."""
         if self.velocity is not None:
             assert self._spare is not None
             self.velocity, self._spare = self._spare, self.velocity
 
     def state(self) -> dict[str, Any]:
-        """What later steps depend on, besides the parameters: arrays, and what JSON can express."""
+        """Return what later steps depend on, except the parameters: arrays, and values that JSON supports."""
         velocity = {} if self.velocity is None else {"local_velocity": self.velocity}
         return {**self.feedback.state(), **velocity, **self.rule.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
+        """Continue from a state."""
         self.feedback.restore(state)
         if self.velocity is not None:
             self.velocity[:] = self.pack.xp.asarray(state["local_velocity"])

@@ -1,4 +1,4 @@
-"""What all optimisers have in common: stochastic gradient descent of replicas by sums of few values."""
+"""The base class of all optimisers: stochastic gradient descent of replicas with sparsified sums."""
 
 from __future__ import annotations
 
@@ -38,60 +38,61 @@ if TYPE_CHECKING:
 __all__ = ["Optimizer"]
 
 _INTERRUPTED = "a sum of this step was interrupted before it had started"
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # in the text of a function or an object, which differs from rank to rank
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # addresses in the text of a function or an object, which differ from rank to rank
 
 
 class Optimizer(ABC):
-    """Changes parameters by the mean of the gradients of all ranks, few values at a time.
+    """Updates parameters by the mean of selected gradient values of all ranks.
 
-    A step has four parts: each rank adds its gradient to its residual, and selects from it; what is selected is summed over the
-    ranks; the parameters descend by the mean; what was not summed stays in the residual.
+    A step has four parts: each rank adds its gradient to its residual, and selects values from it; the selected values are summed over the
+    ranks; the parameters are updated by the mean; values that were not summed stay in the residual.
 
     Parameters
     ----------
     parameters : array, or sequence of arrays
-        Of float32 or float64, C-contiguous, of any shapes: ndarrays, PyTorch CPU tensors, or anything else with the buffer
-        protocol, ``__array_interface__`` or DLPack; or on a GPU, as of CuPy, and then the gradients are there, too. They are changed in
-        place, and have to be the same on all ranks.
+        Of float32 or float64, C-contiguous, of any shapes: ndarrays, PyTorch CPU tensors, or other objects with the buffer protocol,
+        ``__array_interface__`` or DLPack; or on a GPU, such as CuPy arrays, in which case the gradients must be there, too. They are
+        updated in place, and must be equal on all ranks.
     learning_rate : float or callable
-        The rate, at least 0, or what tells it from the number of the step, counted from 0. At a rate of 0 a step moves no parameter:
-        it counts, velocity and moments go on, and what is summed has had its effect.
+        The rate, at least 0, or a function of the step number (from 0). A step with rate 0 changes no parameter, but counts: velocity and
+        moments are updated, and summed values are removed from the residuals.
     density : float or callable
-        The share of the elements that a step sums, about (k / N), likewise; such as a :class:`DensityWarmup`. One element at least.
+        The approximate fraction of elements that a step sums (k / N), at least one element, or a function of the step number such as a
+        :class:`DensityWarmup`.
     comm : mpi4py.MPI.Intracomm or SERIAL, optional
         ``MPI.COMM_WORLD`` by default.
     momentum : float
     momentum_correction : bool
-        Whether momentum is that of each rank's gradients before the selection, as in DGC, and not that of the updates.
+        Whether momentum applies to each rank's gradients before the selection, as in DGC, instead of to the updates.
     momentum_masking : bool
-        With the correction, whether a rank's velocity stops where its value was applied, as in DGC. That also takes momentum from
-        values that are applied often, which slows descent down at a density of 1 %.
+        With the correction, whether a rank's velocity is set to zero where its value was applied, as in DGC. This also removes momentum
+        from values that are applied often, which slows descent at a density of 1 %.
     weight_decay : float
-        Adds so many times the parameters to their gradient; with ``adam`` it is decoupled from the gradients.
+        Multiple of the parameters that is added to their gradient; with ``adam`` it is decoupled from the gradients.
     clip_norm : float, optional
-        Limits the L2 norm of the gradient over all parameters; each rank's own gradient is limited to 1 / sqrt(P) of that (DGC).
+        Limit of the L2 norm of the gradient over all parameters; each rank's own gradient is limited to 1 / sqrt(P) of it (DGC).
     adam : Adam, optional
-        Sends the means through Adam's moments, as Ok-Topk section 5 does for BERT. The learning rate then comes after the sum.
+        Applies Adam to the means, as Ok-Topk section 5 does for BERT. The learning rate is then applied after the sum.
     by_layer : bool
-        Whether each parameter is selected from and summed for itself, all at the same time, the last one first. By default all are
-        packed into one vector, which is selected from as a whole.
+        Whether values are selected and summed separately for each parameter, concurrently and starting with the last one. By default all
+        parameters are packed into one vector.
     **options
-        Of the optimiser's reducer or selector.
+        Options of the optimiser's reducer or selector.
 
     Attributes
     ----------
     steps : int
-        Steps taken.
+        Number of steps taken.
 
     Raises
     ------
     SparseAllreduceError
-        On every rank the same: StreamError or StreamTypeError for parameters that do not fit, AlgorithmError for settings out of
-        range, MismatchError if parameters or settings differ. Construction is collective.
+        The same error on every rank: StreamError or StreamTypeError for unsuitable parameters, AlgorithmError for settings out of range,
+        MismatchError if parameters or settings differ. Construction is collective.
     """
 
     name: ClassVar[str]
-    #: Whether residuals are of gradients times their learning rates; else updates are multiplied by the rate of the step they come in.
+    #: Whether gradients are multiplied by their learning rates before they enter residuals; otherwise updates are by the current rate.
     rate_first: ClassVar[bool] = False
 
     def __init__(
@@ -118,16 +119,16 @@ class Optimizer(ABC):
             self.options = options
             self.steps = 0
             self._pending: list[_Pending] = []
-            self._summed: list[tuple[_Pending, SparseStream]] = []  # sums of the step that is not finished which are not applied yet
-            self._updates: dict[PackDescent, SparseStream] = {}  # those that are
-            self._failure: Exception | None = None  # the first of it
-            self._left = False  # whether a step was interrupted before all of its sums had begun: it is never made
-            self._missed: set[int] = set()  # parameters that it does not sum, of which the other ranks have been told
-            self._sums = 0  # of the latest step
-            self._held: frozenset[PackDescent] = frozenset()  # whose sums this rank has, as it has told the other ranks
-            self._vote: Request | None = None  # by which the ranks find out whether all of them have the same sums of a step that fails
-            self._alike: bool | None = None  # what came of it
-            self._unsure = 0  # steps of which this rank could not find that out
+            self._summed: list[tuple[_Pending, SparseStream]] = []  # completed sums of the unfinished step that are not applied yet
+            self._updates: dict[PackDescent, SparseStream] = {}  # applied updates of the unfinished step
+            self._failure: Exception | None = None  # its first error
+            self._left = False  # whether a step was interrupted before all of its sums started, and so cannot be completed
+            self._missed: set[int] = set()  # parameters whose sums it skips, which has been reported to the other ranks
+            self._sums = 0  # number of sums of the latest step
+            self._held: frozenset[PackDescent] = frozenset()  # the completed sums that this rank has reported to the other ranks
+            self._vote: Request | None = None  # compares the completed sums of a failing step on all ranks
+            self._alike: bool | None = None  # the result of that comparison
+            self._unsure = 0  # number of steps for which the comparison failed
             self._descents: list[PackDescent] = []
             try:
                 self.settings = Settings(momentum, momentum_correction, momentum_masking, weight_decay, clip_norm, adam, by_layer)
@@ -146,21 +147,21 @@ class Optimizer(ABC):
         Parameters
         ----------
         gradients : array, or sequence of arrays
-            This rank's gradients, each of the shape and dtype of its parameter; they are left as they are. A loss that is a mean over
-            a rank's samples has the right scale.
+            This rank's gradients, each of the shape and dtype of its parameter; they are not modified. The gradient of a loss that is a
+            mean over a rank's samples has the right scale.
         rate : float, optional
-            Instead of the learning rate; the same on all ranks.
+            Replaces the learning rate; the same on all ranks.
 
         Returns
         -------
         list of SparseStream
-            The means by which the parameters descended, one for each pack: times the rate where ``rate_first``.
+            The means by which the parameters were updated, one for each pack, multiplied by the rate if ``rate_first``.
 
         Raises
         ------
         SparseAllreduceError
-            On every rank the same: StreamError or StreamTypeError for gradients that do not fit, DivergenceError where a gradient to
-            be clipped is not finite, MismatchError if steps or rates differ. Parameters and residuals are as before then.
+            The same error on every rank: StreamError or StreamTypeError for unsuitable gradients, DivergenceError if a gradient to be
+            clipped is not finite, MismatchError if steps or rates differ. Parameters and residuals are then unchanged.
         """
         before, idle = latest(self.comm), False
         try:
@@ -186,16 +187,16 @@ class Optimizer(ABC):
             raise
 
     def start(self, layer: int, gradient: Any, rate: float | None = None) -> None:
-        """Start to sum the gradient of one parameter, while those of others are still computed; needs ``by_layer``.
+        """Start to sum the gradient of one parameter, while those of others are still being computed. Requires ``by_layer``.
 
-        All ranks start the same parameters in the same order; :meth:`finish` ends the step. ``gradient`` has to stay as it is until
-        then. Communication moves on in calls of ``start`` and ``finish``. What is wrong with the gradient is raised by ``finish``, on all
-        ranks; so is that a rank was interrupted here, which raises the KeyboardInterrupt itself.
+        All ranks must start the same parameters in the same order; :meth:`finish` ends the step. Do not modify ``gradient`` until then.
+        Communication progresses in calls of ``start`` and ``finish``. Errors in the gradient are raised by ``finish``, on all ranks. If a
+        rank is interrupted here, it raises KeyboardInterrupt, and the other ranks raise an error in ``finish``.
 
         Raises
         ------
         AlgorithmError
-            If parameters are packed, or gradients to be clipped, which takes the norm of all.
+            If parameters are packed, or gradients are to be clipped, which needs the norm of all gradients.
         """
         before = latest(self.comm)
         try:
@@ -230,21 +231,20 @@ class Optimizer(ABC):
         Returns
         -------
         list of SparseStream
-            As of :meth:`step`.
+            As for :meth:`step`.
 
         Raises
         ------
         SparseAllreduceError
-            On every rank the same, the first there was. The parameters whose sums failed are as before; their residuals have lost
-            nothing, see :class:`~sparseallreduce.ErrorFeedback`. Sums that all ranks have are applied; if one rank lacks a sum that
-            another has, because it was interrupted, no rank applies any, and what they sent returns to their residuals. The step does not
-            count, and the optimiser is ready for the next.
+            The first error of the step, the same on every rank. Parameters whose sums failed are unchanged, and their residuals have lost
+            nothing, see :class:`~sparseallreduce.ErrorFeedback`. Sums that all ranks have completed are applied. If an interrupted rank
+            lacks a sum that another rank has, no rank applies any sum, and the values return to the residuals. The step does not count, and
+            the optimiser is ready for the next one.
 
         Notes
         -----
-        Where something else is raised, such as a KeyboardInterrupt while this rank waits, or a MemoryError where a sum is applied, the
-        step is not over: ``finish`` may be called again, and goes on where it stopped. A sum that is there is not lost so, which the
-        other ranks may have applied.
+        After any other exception, such as KeyboardInterrupt while this rank waits, or MemoryError while a sum is applied, the step is not
+        over: call ``finish`` again to continue. Completed sums, which the other ranks may have applied, are not lost.
         """
         try:
             if not (self._left or self._summed or self._updates or self._failure):
@@ -260,7 +260,7 @@ class Optimizer(ABC):
             return [updates[descent] for descent in self._descents if descent in updates]
         except BaseException as error:
             self._complete(error)
-            leave(self.comm, error, 0)  # behind sums that the other ranks may have completed
+            leave(self.comm, error, 0)  # after sums that the other ranks may have completed
             raise
 
     def _finish(self) -> None:
@@ -271,7 +271,7 @@ class Optimizer(ABC):
                 update = pending.wait()
             except Exception as error:
                 self._failure = self._failure or error
-                with suppress(Exception):  # the other ranks wait for it, whatever has been raised here
+                with suppress(Exception):  # the other ranks wait for it, whatever was raised here
                     pending.wait()
                 pending.failed()
             else:
@@ -287,11 +287,10 @@ class Optimizer(ABC):
             del self._summed[0]
 
     def _start_vote(self, idle: bool = True) -> None:
-        """Start to compare with the other ranks which sums of a step that fails this rank has.
+        """Start to compare the completed sums of a failing step with those of the other ranks.
 
-        Every rank on which a step fails does so, and one that leaves a step does so before; an interrupted rank may have lost sums that
-        other ranks have. A step of one sum needs no comparison: it fails on a rank only if that has not got it. Where this rank is not
-        ``idle``, its sums are those of another step.
+        Every rank on which a step fails does so, and so does a rank before it leaves a step, because an interrupted rank may lack sums that
+        other ranks have. A step with a single sum needs no comparison. ``idle`` is False if the sums of this rank belong to another step.
         """
         if self._vote is not None or len(self._descents) == 1:
             return
@@ -303,7 +302,7 @@ class Optimizer(ABC):
             self._held, self._vote = frozenset(self._descents[number] for number in numbers), vote
 
     def _put_back_uneven(self) -> None:
-        """Give up all sums of a step that fails, if some ranks have others than this one, so that no rank applies them."""
+        """Return all sums of a failing step to the residuals if the ranks have completed different ones, so that no rank applies them."""
         self._start_vote()
         if self._vote is not None and self._alike is None:
             try:
@@ -324,7 +323,7 @@ class Optimizer(ABC):
                 descent.feedback.reducer.reset()
 
     def _complete(self, error: BaseException) -> None:
-        """Wait for the sums in flight before an error is raised, so that no rank waits for this one there; interrupts end them."""
+        """Wait for the sums in flight before an error is raised, so that no rank waits for this one; interrupts end them."""
         if isinstance(error, Exception):
             for pending in self._pending:
                 with suppress(Exception):  # which finish raises
@@ -332,16 +331,16 @@ class Optimizer(ABC):
 
     @property
     def parameters(self) -> list[Array]:
-        """The parameters as arrays, on the memory of those given."""
+        """The parameters as views of the given arrays."""
         return [flat.reshape(shape) for descent in self._descents for flat, shape in zip(descent.pack.parameters, descent.pack.shapes)]
 
     @property
     def residuals(self) -> list[Array]:
-        """What has come in on this rank and was not applied yet, of each pack."""
+        """For each pack, the values of this rank's gradients that have not been applied yet."""
         return [descent.feedback.residual for descent in self._descents]
 
     def state(self) -> dict[str, Any]:
-        """All that later steps of this rank depend on, besides the parameters: copies of arrays, and what JSON can express, by name.
+        """Return everything that later steps of this rank depend on, except the parameters: copies of arrays, and JSON values, by name.
 
         It differs from rank to rank.
 
@@ -358,12 +357,12 @@ class Optimizer(ABC):
         return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a :meth:`state` of this rank, with the parameters of that time: every bit is as it would have been.
+        """Continue from a :meth:`state` of this rank and the parameters of that time; later steps are bitwise identical.
 
         Raises
         ------
         CheckpointError
-            If the state is of another optimiser, or of other parameters or settings.
+            If the state belongs to another optimiser, or to other parameters or settings.
         AlgorithmError
             If a step is not finished.
         """
@@ -390,21 +389,21 @@ class Optimizer(ABC):
             raise CheckpointError(f"this state is of other parameters or settings: {error}") from error
 
     def _reducer_of(self, size: int, k: int) -> Reducer:
-        """Of the latest step, which had the density of that step; or of the next, which may have failed before."""
+        """Return the reducer of the latest step, by its density, or of the next step, which may have failed before."""
         latest = self._k(size, max(0, self.steps - 1))
         return self.reducer(size, latest if k == latest else self._k(size))
 
     @classmethod
     @abstractmethod
     def reducer_of(cls, size: int, k: int, rank: int, **options: Any) -> Reducer:
-        """What sums k of size elements on that rank."""
+        """Return a reducer that sums k of size elements on that rank."""
 
     def reducer(self, size: int, k: int) -> Reducer:
-        """What sums k of size elements here, with the options of this optimiser."""
+        """Return a reducer that sums k of size elements on this rank, with the options of this optimiser."""
         return self.reducer_of(size, k, self.comm.rank, **self.options)
 
     def prepare(self, gradients: Any, rate: float | None, ranks: int) -> list[Prepared]:
-        """What each pack feeds into its sum in this step, and the rate; parameters and residuals stay as they are."""
+        """Return what each pack adds to its sum in this step, and the rate. Parameters and residuals are unchanged."""
         given = self._listed(gradients)
         checked = [descent.pack.checked([given[layer] for layer in descent.pack.layers]) for descent in self._descents]
         clip = self._clip(checked, ranks)
@@ -440,7 +439,7 @@ class Optimizer(ABC):
         return self._descents[layer]
 
     def _reducer(self, size: int) -> Reducer:
-        """For the density of this step."""
+        """Return a reducer with the density of this step."""
         return self.reducer(size, self._k(size))
 
     def _k(self, size: int, step: int | None = None) -> int:
@@ -463,14 +462,14 @@ class Optimizer(ABC):
         return self.settings.clipped(finite_norm(norm), ranks)
 
     def _fed(self, descent: PackDescent, gradients: Sequence[Array], rate: float, clip: float) -> Array:
-        """What a pack feeds into its sum, which then has the density of this step."""
+        """Return what a pack adds to its sum, and set the density of this step."""
         reducer = descent.feedback.reducer
         if reducer.k != self._k(reducer.size):
             descent.feedback.reducer = self._reducer(reducer.size)
         return descent.fed(gradients, rate, clip)
 
     def _sum(self, descent: PackDescent, vector: Array, rate: float) -> None:
-        """Start a sum, of which all ranks know that it is of the same step, parameters and rate."""
+        """Start a sum that the ranks match by step, parameters and rate."""
         said = {"parameters": descent.pack.layers, "step of the optimiser": self.steps, "learning rate": rate}
         if self._unsure:
             said["step of the optimiser"] = f"{self.steps}, behind {self._unsure} that may not have been applied by all ranks"
@@ -478,7 +477,7 @@ class Optimizer(ABC):
         self._pending.append(pending)
 
         def start() -> Request:
-            if any(each.has_failed() for each in self._pending):  # a rank that has left takes part in no more of them
+            if any(each.has_failed() for each in self._pending):  # a rank that has failed takes no part in further sums
                 raise SparseAllreduceError("another sum of this step has failed")
             operation = descent.feedback.planned(vector)
             terms = operation.intent.terms + tuple((name, str(value)) for name, value in said.items())
@@ -488,8 +487,9 @@ class Optimizer(ABC):
         pending.start(self.comm, start)
 
     def _tell_rest(self, error: BaseException, sums: int, idle: bool = True) -> None:
-        """Tell the other ranks of an error in place of those of so many sums that this rank has not begun; of all, if it is not ``idle``,
-        but has sums of another step in flight.
+        """Report an error to the other ranks in place of the sums that this rank has not started.
+
+        If not ``idle``, because sums of another step are in flight, it is reported in place of all ``sums`` sums.
         """
         pendings = self._pending if idle else []
         pendings += [_Pending() for _ in range(sums - len(pendings))]
@@ -500,7 +500,7 @@ class Optimizer(ABC):
                     pending.start(self.comm, lambda: self._agree(Intent((), 0, error)))
 
     def _leave(self, layer: int, error: BaseException) -> None:
-        """Leave a step whose parameters are started one by one: tell the other ranks, which wait for as many sums as in the latest."""
+        """Abandon a step whose parameters are started separately: report the error in place of the sums of the other parameters."""
         self._left = True
         started = [pending.descent for pending in self._pending]
         self._missed = {place for place, each in enumerate(self._descents) if place != layer and each not in started}
@@ -508,12 +508,12 @@ class Optimizer(ABC):
         self._start_vote()
 
     def _take_up(self) -> None:
-        """Finish what an error has left, which all ranks know of.
+        """Finish a step that an error has left unfinished on all ranks.
 
         Raises
         ------
         AlgorithmError
-            If a step was started and is to be finished by the caller.
+            If a step was started that the caller has to finish.
         """
         if not self._left:
             self._expect_idle()
@@ -536,7 +536,7 @@ class Optimizer(ABC):
             raise AlgorithmError("a step was started and not finished: call finish first")
 
     def _terms(self) -> tuple[tuple[str, str], ...]:
-        """What has to be the same on all ranks."""
+        """Return the terms that must be equal on all ranks."""
         digest = hashlib.blake2b(digest_size=8)
         for descent in self._descents:
             for parameter in descent.pack.parameters:
@@ -549,19 +549,19 @@ class Optimizer(ABC):
         return tuple((name, _ADDRESS.sub("", str(value))) for name, value in said.items())
 
     def _agree(self, intent: Intent) -> Request:
-        """An operation that only makes sure that all ranks want the same, or raises on all of them what is wrong on one."""
+        """Start an operation in which ranks only compare an intent, or raise the error of one rank on all of them."""
         return agree(self.comm, intent, blocking=False)
 
 
 def _copied(value: Any) -> Any:
-    """A value of a state that does not change: of arrays a copy, on the host."""
+    """Return a copy of a value of a state, on the host."""
     if isinstance(value, np.ndarray):
         return np.copy(value)
     return as_host(value) if on_device(value) else value
 
 
 class Prepared(NamedTuple):
-    """What one pack feeds into its sum."""
+    """What one pack adds to its sum."""
 
     descent: PackDescent
     vector: Array
@@ -572,15 +572,18 @@ class Prepared(NamedTuple):
 class _Pending:
     """A sum in flight."""
 
-    descent: PackDescent | None = None  # None if the operation only tells of an error
+    descent: PackDescent | None = None  # None if the operation only reports an error
     rate: float = 0.0
-    gradients: int = 0  # that the residual had taken in before
-    begun: bool = False  # whether it counts as an operation of this rank: one that has failed, if no request has come of it
+    gradients: int = 0  # gradients added to the residual before this sum
+    begun: bool = False  # whether an operation was started; without a request, it has failed
     request: Request | None = None
-    error: Exception | None = None  # if no request has come of it
+    error: Exception | None = None  # set if there is no request
 
     def start(self, comm: Any, start: Callable[[], Request]) -> None:
-        """Start it, or tell the other ranks in its place; what goes wrong then is raised by :meth:`wait`, and an interrupt here, too."""
+        """Start the sum, or report the error to the other ranks in its place.
+
+        Errors and interrupts are also stored, and raised by :meth:`wait`.
+        """
         telling = Telling(comm)
         try:
             with telling:
@@ -594,26 +597,26 @@ class _Pending:
             raise
 
     def test(self) -> None:
-        """Move it on."""
+        """Progress the sum."""
         if self.request is not None:
             self.request.test()
 
     def wait(self) -> SparseStream:
-        """The mean over the ranks."""
+        """Wait for the sum, and return the mean over the ranks."""
         if self.request is None:
             raise self.error or SparseAllreduceError(_INTERRUPTED)
         mean: SparseStream = self.request.wait()
         return mean
 
     def has_failed(self) -> bool:
-        """Return whether it is known to have failed."""
+        """Return True if the sum is known to have failed."""
         return self.error is not None if self.request is None else self.request.has_failed()
 
     def has_succeeded(self) -> bool:
-        """Return whether its result is there."""
+        """Return True if the sum is known to be complete."""
         return self.request is not None and self.request.has_succeeded()
 
     def failed(self) -> None:
-        """Note what has come of it all the same."""
+        """Commit the gradient if it is in the residual although the sum failed."""
         if self.descent is not None and self.descent.feedback.gradients > self.gradients:
             self.descent.taken()

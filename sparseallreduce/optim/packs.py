@@ -1,4 +1,4 @@
-"""Parameters that are summed as one vector: a flat one, several packed together, or a layer by itself."""
+"""Packs of parameters that are summed as one vector: several parameters, or a single one."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ __all__ = ["Pack", "add_scaled", "blocks"]
 
 Array = NDArray[Any]
 
-_BLOCK = 2**15  # elements: several arrays of so many stay in the cache from one operation on them to the next
+_BLOCK = 2**15  # elements of a block; several blocks of this size fit into the cache
 
 
 class Pack:
-    """Some of the parameters, one behind the other.
+    """Some of the parameters, concatenated.
 
     Parameters
     ----------
     layers : sequence of int
-        Which of all parameters these are.
+        Numbers of these parameters among all.
     parameters : sequence of ndarray
         Flat, of one dtype.
     shapes : sequence of tuple of int
-        That gradients have.
+        Shapes of the gradients.
 
     Attributes
     ----------
     size : int
-        Elements of all together.
+        Total number of elements.
     bounds : list of int
-        Where each begins, and the last ends.
+        Start of each parameter, and the end of the last.
     xp : module
-        That makes arrays beside them: NumPy, or CuPy.
+        Their array module: NumPy or CuPy.
     on_device : bool
-        Whether they lie on a GPU.
+        Whether they are on a GPU.
     """
 
     def __init__(self, layers: Sequence[int], parameters: Sequence[Array], shapes: Sequence[tuple[int, ...]]) -> None:
@@ -61,12 +61,12 @@ class Pack:
             raise StreamTypeError("parameters that are packed into one vector have to lie on the host, or on a GPU: move some of them")
 
     def checked(self, gradients: Sequence[Any]) -> list[Array]:
-        """The gradients of these parameters as arrays.
+        """Return the gradients of these parameters as arrays.
 
         Raises
         ------
         StreamError, StreamTypeError
-            If one is not of the shape or dtype of its parameter.
+            If one does not have the shape or dtype of its parameter.
         """
         arrays = [as_array(gradient) for gradient in gradients]
         for layer, array, shape in zip(self.layers, arrays, self.shapes):
@@ -79,19 +79,19 @@ class Pack:
         return arrays
 
     def write(self, gradients: Sequence[Array], factor: float, out: Array) -> None:
-        """Pack gradients, times a factor."""
+        """Write the concatenated gradients, multiplied by a factor."""
         for gradient, shape, (lo, hi) in zip(gradients, self.shapes, pairwise(self.bounds)):
             np.multiply(gradient, gradient.dtype.type(factor), out=out[lo:hi].reshape(shape))
 
     def parts(self) -> Iterator[tuple[Array, slice]]:
-        """Each parameter, and the elements of the pack that are its own."""
+        """Yield each parameter, and its elements in the pack."""
         for parameter, (lo, hi) in zip(self.parameters, pairwise(self.bounds)):
             yield parameter, slice(lo, hi)
 
     def descend(self, update: SparseStream, rate: float) -> None:
-        """Change the parameters by ``-rate`` times a stream, at the cost of its entries alone."""
+        """Subtract ``rate`` times a stream from the parameters, at a cost proportional to its entries."""
         parts = split(update, self.bounds)
-        steps = [part._stored * -self.dtype.type(rate) for part in parts]  # all memory that it takes, before anything changes
+        steps = [part._stored * -self.dtype.type(rate) for part in parts]  # allocate all memory before anything changes
         for parameter, part, step in zip(self.parameters, parts, steps):
             if part.is_dense:
                 np.add(parameter, step, out=parameter)
@@ -100,13 +100,13 @@ class Pack:
 
 
 def blocks(array: Array) -> Iterator[slice]:
-    """Cut a vector so that a piece stays in the cache; one on a GPU stays whole."""
+    """Yield slices of a vector that fit into the cache; a vector on a GPU is not cut."""
     size, step = len(array), _BLOCK if isinstance(array, np.ndarray) else max(1, len(array))
     for start in range(0, size, step):
         yield slice(start, min(start + step, size))
 
 
 def add_scaled(out: Array, array: Array, factor: float) -> None:
-    """``out += factor * array`` in one pass over memory."""
+    """Add ``factor * array`` to ``out`` in one pass over memory."""
     for block in blocks(out):
         out[block] += out.dtype.type(factor) * array[block]

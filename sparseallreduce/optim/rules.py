@@ -1,6 +1,6 @@
-"""What is done with an update once it is summed: plain descent, momentum, or Adam.
+"""Rules that apply an update to the parameters: plain descent, momentum, or Adam.
 
-All ranks do the same to the same bits, so that their parameters stay the same.
+All ranks apply the same operations to identical values, so that their parameters stay identical.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ __all__ = ["Adam", "AdamRule", "MomentumRule", "PlainRule", "Rule"]
 
 
 class Rule(ABC):
-    """Changes the parameters of a pack; its arrays are as long as the pack."""
+    """Base class of rules that update the parameters of a pack; a rule's arrays are as long as the pack."""
 
     def __init__(self, pack: Pack) -> None:
         self.pack = pack
 
     @abstractmethod
     def apply(self, update: SparseStream, rate: float) -> None:
-        """Change the parameters by a mean of gradients."""
+        """Update the parameters by a mean of gradients."""
 
     def state(self) -> dict[str, Any]:
-        """What it remembers: numbers and arrays."""
+        """Return the state: numbers and arrays."""
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:  # noqa: B027 - a rule need not remember anything
-        """Remember this again."""
+        """Restore a state."""
 
 
 class PlainRule(Rule):
-    """``w -= rate * update``, at the cost of the update's entries."""
+    """``w -= rate * update``, at a cost proportional to the update's entries."""
 
     def apply(self, update: SparseStream, rate: float) -> None:
         self.pack.descend(update, rate)
@@ -69,15 +69,15 @@ class MomentumRule(Rule):
 
 @dataclass(frozen=True)
 class Adam:
-    """The constants of Adam (Kingma and Ba, 2015); Ok-Topk section 5 trains BERT with these.
+    """The constants of Adam (Kingma and Ba, 2015); the defaults are those with which Ok-Topk section 5 trains BERT.
 
-    With a ``weight_decay``, that is decoupled from the gradients (AdamW), as usual for BERT.
+    A ``weight_decay`` of the optimiser is decoupled from the gradients (AdamW), as is usual for BERT.
     """
 
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
-    bias_correction: bool = True  # whether the moments of the first steps are scaled up
+    bias_correction: bool = True  # whether the moments of the first steps are corrected for their bias
 
     def __post_init__(self) -> None:
         for name in ("beta1", "beta2"):
@@ -88,7 +88,7 @@ class Adam:
 
 
 class AdamRule(Rule):
-    """Adam on the sums: an element that is in no update has a gradient of zero in that step, and moves on by its first moment."""
+    """Adam on the sums: an element that is not in an update has gradient zero in that step, and still moves by its first moment."""
 
     def __init__(self, pack: Pack, adam: Adam, weight_decay: float) -> None:
         super().__init__(pack)
@@ -115,11 +115,11 @@ class AdamRule(Rule):
                 parameter[block] -= divisor
 
     def _take(self, update: SparseStream) -> None:
-        """Let the moments decay, and add the update to them."""
+        """Decay the moments, and add the update to them."""
         adam, number = self.adam, self.pack.dtype.type
         values = update._stored
         places: Any = slice(None) if update.is_dense else update.indices
-        added, squared = number(1 - adam.beta1) * values, number(1 - adam.beta2) * values * values  # memory before anything changes
+        added, squared = number(1 - adam.beta1) * values, number(1 - adam.beta2) * values * values  # allocates before anything changes
         self.first *= number(adam.beta1)
         self.second *= number(adam.beta2)
         self.first[places] += added

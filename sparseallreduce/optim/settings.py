@@ -1,4 +1,4 @@
-"""What an optimiser is told beside its parameters, learning rate, density and communicator."""
+"""The settings of an optimiser other than parameters, learning rate, density and communicator."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ __all__ = ["Settings"]
 
 @dataclass(frozen=True)
 class Settings:
-    """The same on all ranks."""
+    """Settings that must be equal on all ranks."""
 
-    momentum: float = 0.0  # the share of the velocity that is left after a step
-    momentum_correction: bool = False  # whether each rank's velocity is summed, and not the gradients: see `PackDescent`
-    momentum_masking: bool = True  # with the correction: whether velocity stops where a value was applied
-    weight_decay: float = 0.0  # of every gradient, in multiples of the parameters; with Adam decoupled from the gradients
+    momentum: float = 0.0  # factor of the velocity in each step
+    momentum_correction: bool = False  # whether velocities of ranks are summed instead of gradients: see `PackDescent`
+    momentum_masking: bool = True  # with the correction: whether velocity is set to zero where a value was applied
+    weight_decay: float = 0.0  # multiple of the parameters added to gradients; decoupled from them with Adam
     clip_norm: float | None = None  # the largest L2 norm of the mean gradient over all parameters
-    adam: Adam | None = None  # whether updates go through Adam's moments
-    by_layer: bool = False  # whether each parameter is summed for itself
+    adam: Adam | None = None  # apply updates by Adam
+    by_layer: bool = False  # whether parameters are summed separately
 
     def __post_init__(self) -> None:
         if not 0 <= self.momentum < 1:
@@ -41,7 +41,7 @@ class Settings:
         return 0.0 if self.adam else self.weight_decay
 
     def clipped(self, norm: float, ranks: int) -> float:
-        """What a gradient of this norm is multiplied by: each rank has 1 / sqrt(P) of the limit (DGC, section 3.2)."""
+        """Return the factor that clips a gradient of this norm: each rank has 1 / sqrt(P) of the limit (DGC, section 3.2)."""
         if self.clip_norm is None:
             return 1.0
         limit = self.clip_norm / math.sqrt(ranks)

@@ -1,4 +1,4 @@
-"""Steps of P replicas in one process, on a virtual network."""
+"""Simulate steps of P replicas in one process on a virtual network."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def simulated_step(
     Parameters
     ----------
     optimizers : sequence of Optimizer
-        One a rank, each with parameters of its own and ``comm=SERIAL``.
+        One for each rank, with separate parameters and ``comm=SERIAL``.
     gradients : sequence
-        Of each rank, as :meth:`Optimizer.step` takes them.
+        The gradients of each rank, as for :meth:`Optimizer.step`.
     rate : float, optional
-        Instead of the learning rate.
+        Replaces the learning rate.
     network : Network, optional
     **how
         ``delivery`` and ``through_wire``, as for :func:`~sparseallreduce.simulate`.
@@ -32,7 +32,7 @@ def simulated_step(
     Returns
     -------
     list of Simulation
-        Of each pack of parameters; outputs are the means by which they descended.
+        One for each pack of parameters; outputs are the means by which they were updated.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The optimisers of the papers: they differ in what is selected, how it is summed, and where the learning rate comes in."""
+"""The optimisers of the papers, which differ in the selection, the sum, and the place of the learning rate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["ApproximateTopKSGD", "AutoSGD", "DenseSGD", "GTopkSGD", "HiTopKSGD",
 
 
 class DenseSGD(Optimizer):
-    """Data-parallel SGD by a dense allreduce: the baseline. It takes no density; residuals are zero."""
+    """Data-parallel SGD with a dense allreduce, the baseline. It has no density, and its residuals are zero."""
 
     name = "dense"
 
@@ -31,8 +31,8 @@ class DenseSGD(Optimizer):
 class TopKSGD(Optimizer):
     """TopK SGD (thesis section 2.4, algorithm 2): each rank's k largest magnitudes, summed by a sparse allreduce.
 
-    The thesis adds up where this takes the mean: its rate is 1/P of ours. Options are those of :class:`~sparseallreduce.TopkDSA`:
-    ``algorithm``, ``switch_density``, ``selector``.
+    The thesis sums where this class takes the mean: its learning rate is 1/P of this one's. Options are those of
+    :class:`~sparseallreduce.TopkDSA`: ``algorithm``, ``switch_density``, ``selector``.
 
     Examples
     --------
@@ -54,25 +54,29 @@ class TopKSGD(Optimizer):
 
 
 class ApproximateTopKSGD(Optimizer):
-    """TopK SGD with the thesis's approximate selection (sections 2.4.1 and 4.3.3): each value with a probability by its magnitude.
+    """TopK SGD with the thesis's approximate selection (sections 2.4.1 and 4.3.3), with probabilities that grow with magnitudes.
 
     Options are those of :class:`~sparseallreduce.streams.selection.ApproximateTopK`: ``form``, ``bucket``, ``fixed``, ``seed``; and
-    ``algorithm``, as of :class:`TopKSGD`. Each rank draws its own random numbers. Values are sent as they are, not divided by their
-    probabilities: the residual keeps the rest.
+    ``algorithm``, as of :class:`TopKSGD`. Each rank draws its own random numbers. Values are not divided by their probabilities: the
+    residual keeps the rest.
 
-    Take no momentum, and a rate 1 / (1 - momentum) times as high instead, if the model bears that. SGD without momentum bears curvatures up
-    to 2 / rate, and with momentum m up to 2 (1 + m) / rate; where it diverges, a momentum of 0.5 is between the two. Let the density warm
-    up, and take ``bucket=None``: equal shares of all buckets, wherever the large values are, say little.
+    Use no momentum, and a rate 1 / (1 - momentum) times as high instead, if the model allows it. SGD is stable for curvatures up to 2 /
+    rate without momentum, and up to 2 (1 + m) / rate with momentum m; if it diverges, try a momentum of 0.5. Use a density warm-up and
+    ``bucket=None``: equal shares for all buckets do not reflect where the large values are.
 
     Notes
     -----
-    A value waits about 1 / p_i steps for its turn, even a large one, which the exact top k lets pass at once. That is a delay in the
-    loop that descent closes, and momentum another one, of 1 / (1 - momentum) steps. With one delay the loop is damped. With both it
-    swings up where the rate times the curvature, divided by 1 - momentum, exceeds p_i + 1 - momentum (the criterion of Routh and
-    Hurwitz). Momentum correction changes only the order of the two.
+    A value waits about 1 / p_i steps until it is selected, even a large one, which the exact top k would select immediately. This is a
+    delay in
+    the feedback loop of gradient descent, and momentum is another one, of 1 / (1 - momentum) steps. With one delay the loop is damped. With
+    both
+    it oscillates with growing amplitude if the rate times the curvature, divided by 1 - momentum, exceeds p_i + 1 - momentum (the criterion
+    of
+    Routh and Hurwitz). Momentum correction changes only the order of the two delays.
 
-    The loss after 40 epochs in which 4 ranks train the perceptron of the examples (`bench/lossy_training.py`), as a multiple of that of
-    dense SGD, with rate 0.05 and momentum 0.9, and with rate 0.5 and none:
+    The table shows the loss after 40 epochs in which 4 ranks train the perceptron of the examples (`bench/lossy_training.py`), relative to
+    dense
+    SGD, with rate 0.05 and momentum 0.9, and with rate 0.5 and no momentum:
 
     ========================  =============  ============  ===============  ==============
     selection                 1 %, momentum  1 %, without  0.1 %, momentum  0.1 %, without
@@ -95,10 +99,10 @@ class ApproximateTopKSGD(Optimizer):
 
 
 class OkTopkSGD(Optimizer):
-    """Ok-Topk SGD (Ok-Topk section 4, algorithm 2): the largest of the sum of the ranks' largest, for O(k) words a rank.
+    """Ok-Topk SGD (Ok-Topk section 4, algorithm 2): the top k of the sum of the ranks' top k, with O(k) words per rank.
 
-    Residuals are of gradients times their learning rates. Options are those of :class:`~sparseallreduce.OkTopk`:
-    ``threshold_period``, ``boundary_period``, and so on. With ``adam``, as section 5 trains BERT, sums are of gradients.
+    Residuals hold gradients multiplied by their learning rates. Options are those of :class:`~sparseallreduce.OkTopk`:
+    ``threshold_period``, ``boundary_period``, and so on. With ``adam``, as in section 5 for BERT, residuals hold gradients.
     """
 
     name = "oktopk"
@@ -110,7 +114,7 @@ class OkTopkSGD(Optimizer):
 
 
 class GTopkSGD(Optimizer):
-    """gTop-k S-SGD (gTop-k section III-E, algorithm 4): the k largest along a tree of ranks; what was sent in vain is put back."""
+    """gTop-k S-SGD (gTop-k III-E, algorithm 4): the top k along a tree of ranks; values sent but not applied return to residuals."""
 
     name = "gtopk"
 
@@ -120,7 +124,7 @@ class GTopkSGD(Optimizer):
 
 
 class MSTopKSGD(Optimizer):
-    """Top-k SGD with MSTopK's selection by a search of thresholds, and an allgather (CommLib section 3.1, algorithm 1).
+    """Top-k SGD with MSTopK's selection by a search for thresholds, and an allgather (CommLib section 3.1, algorithm 1).
 
     The options ``searches`` and ``seed`` are those of :class:`~sparseallreduce.streams.selection.MSTopK`.
     """
@@ -135,8 +139,8 @@ class MSTopKSGD(Optimizer):
 class HiTopKSGD(Optimizer):
     """Top-k SGD by HiTopKComm: dense sums inside every host, MSTopK of them, and an allgather between hosts (CommLib section 3.2).
 
-    The options ``searches`` and ``seed`` are those of :class:`~sparseallreduce.streams.selection.MSTopK`. Residuals are those of a host's
-    sum, each rank's of its part: with momentum correction, a rank's own velocity is forgotten where its host has sent.
+    The options ``searches`` and ``seed`` are those of :class:`~sparseallreduce.streams.selection.MSTopK`. Residuals are parts of a host's
+    sum, one for each rank. With momentum correction, a rank's own velocity is set to zero where its host has sent values.
     """
 
     name = "hitopk"
@@ -147,11 +151,11 @@ class HiTopKSGD(Optimizer):
 
 
 class AutoSGD(Optimizer):
-    """Top-k SGD by the reducer that is expected to take the least time for each vector that is summed: see :class:`~sparseallreduce.Auto`.
+    """Top-k SGD with the reducer that is expected to be fastest for each summed vector: see :class:`~sparseallreduce.Auto`.
 
-    Its choice is by the sizes, the density and the network, and the same on all ranks. Residuals are of gradients, whatever is chosen. The
-    options are ``candidates``, which restricts the choice, ``selector`` and ``threshold_period``. :meth:`explain` says what is chosen, and
-    why.
+    The choice depends on sizes, density and network, and is the same on all ranks. Residuals hold gradients, whatever the choice. The
+    options are ``candidates``, which restricts the choice, ``selector`` and ``threshold_period``. :meth:`explain` returns the choice and
+    the predictions.
 
     Examples
     --------
@@ -172,7 +176,7 @@ class AutoSGD(Optimizer):
 
     @collective
     def explain(self) -> list[ReducerChoice]:
-        """What the model expects of each candidate, for each vector that is summed. Collective; ``print`` shows each as a table."""
+        """Return the predictions for each candidate, for each summed vector. Collective. ``print`` shows each as a table."""
         found = []
         for descent in self._descents:
             reducer = descent.feedback.reducer

@@ -1,4 +1,4 @@
-"""Schedules of the density: more values in the first epochs, in which the parameters change fast (gTop-k section IV-B)."""
+"""Schedules of the density: more values in the first epochs, when the parameters change fast (gTop-k section IV-B)."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from sparseallreduce.errors import AlgorithmError
 
 __all__ = ["Density", "DensityWarmup"]
 
-#: A share of the elements, or what tells it from the number of the step, counted from 0.
+#: A fraction of the elements, or a function of the step number (from 0).
 Density = float | Callable[[int], float]
 
 
 @dataclass(frozen=True)
 class DensityWarmup:
-    """One density after the other for an epoch each, then the last one for good.
+    """A density schedule with one density for each of the first epochs, and a final density after them.
 
-    By default those of gTop-k section IV-B, where learning rates are small in these epochs too.
+    The defaults are those of gTop-k section IV-B, where learning rates are also small in these epochs.
 
     Parameters
     ----------
     density : float
-        After the warm-up.
+        Density after the warm-up.
     epoch_steps : int
-        Steps for which each of ``densities`` lasts.
+        Number of steps of each of ``densities``.
     densities : tuple of float
 
     Raises

@@ -152,9 +152,9 @@ class Auto(Reducer):
         Names out of "dense", "topka", "topkdsa", "gtopk", "oktopk", "hitopk"; all by default. "topkdsa" uses the exact algorithm that is
         expected to be fastest.
     selector : callable
-        Selects each rank's values for "topka", "topkdsa" and "gtopk", as for :class:`~sparseallreduce.TopkA`. threshold_period : int or
-        "auto"
-            Period of "oktopk".
+        Selects each rank's values for "topka", "topkdsa" and "gtopk", as for :class:`~sparseallreduce.TopkA`.
+    threshold_period : int or "auto"
+        Period of "oktopk".
 
     Attributes
     ----------

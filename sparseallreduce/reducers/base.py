@@ -62,10 +62,11 @@ class Reducer(ABC):
     Parameters
     ----------
     size : int
-        N, the number of elements of an accumulator. k : int
-            Approximate number of elements to sum, from 1 to N (0 if N is 0).
-        hosts : bool
-            Whether the ranks of every host first add their accumulators, and the hosts' sums are then reduced: see
+        N, the number of elements of an accumulator.
+    k : int
+        Approximate number of elements to sum, from 1 to N (0 if N is 0).
+    hosts : bool
+        Whether the ranks of every host first add their accumulators, and the hosts' sums are then reduced: see
         :class:`~sparseallreduce.reducers.by_hosts.ByHosts`. The result then depends on which ranks are on which host.
 
     Attributes
@@ -159,10 +160,11 @@ class Reducer(ABC):
         Parameters
         ----------
         accumulator : array
-            With a gradient, it is a residual, an ndarray to which the gradient is added. *gradient : array or SparseStream
-                At most one.
-            kind : callable, optional
-                Creates the operation, with the parameters of :class:`ReducerOperation`.
+            With a gradient, it is a residual, an ndarray to which the gradient is added.
+        *gradient : array or SparseStream
+            At most one.
+        kind : callable, optional
+            Creates the operation, with the parameters of :class:`ReducerOperation`.
         """
         make = kind or ReducerOperation
         try:

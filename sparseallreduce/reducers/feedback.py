@@ -61,10 +61,10 @@ class ErrorFeedback:
     gradients : int
         Number of gradients added to the residual.
 
-        Raises
-        ------
-        StreamTypeError
-            If the dtype is not supported.
+    Raises
+    ------
+    StreamTypeError
+        If the dtype is not supported.
     AlgorithmError
         If the decay is out of range.
 
@@ -128,10 +128,10 @@ class ErrorFeedback:
         SparseStream
             Bitwise identical on every rank.
 
-            Raises
-            ------
-            SparseAllreduceError
-                The same error on every rank, as for :meth:`~sparseallreduce.Reducer.allreduce`.
+        Raises
+        ------
+        SparseAllreduceError
+            The same error on every rank, as for :meth:`~sparseallreduce.Reducer.allreduce`.
         """
         with Telling(comm):
             mean: SparseStream = self.planned(gradient).start(comm, blocking=True).wait()
@@ -157,15 +157,15 @@ class ErrorFeedback:
         return self.reducer.planned(self.residual, gradient, kind=partial(_Step, self))
 
     def put_back(self) -> None:
-        """Return what the latest step has sent to the residual, as if its update had never been; the gradient stays in the residual.
+        """Return the values that the latest step has sent to the residual, which keeps the step's gradient.
 
-        Call it before the next step, and :meth:`Reducer.reset` on all ranks, where a step's update is given up because other ranks do not
-        have it.
+        Use it if the update of a step is not applied because other ranks do not have it. Call it before the next step, and
+        :meth:`Reducer.reset` on all ranks.
 
         Raises
         ------
         AlgorithmError
-            If the error feedback is not ``revocable``, or no step has been completed since the latest call.
+            If the error feedback is not ``revocable``, or if no step has been completed since the latest call.
         """
         if self._taken is None:
             raise AlgorithmError("there is no step to put back: construct with revocable=True, and call this once behind a completed step")
@@ -251,7 +251,7 @@ class _Step(ReducerOperation):
 
 
 def _held(residual: NDArray[Any], contributed: Any, returned: SparseStream) -> tuple[Any, Any]:
-    """Return the places of a residual that :func:`_take_out` changes, and copies of their values."""
+    """Return the positions of the residual that :func:`_take_out` changes, with copies of their values."""
     if isinstance(contributed, slice):
         return contributed, residual[contributed].copy()
     places = array_module(residual).union1d(contributed, returned.indices) if returned.stored else contributed

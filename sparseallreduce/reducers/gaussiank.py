@@ -18,8 +18,9 @@ class GaussianK(TopkA):
     size, k : int
         As for :class:`~sparseallreduce.Reducer`.
     least : float
-        The threshold is scaled down until more than this fraction of k is selected (Ok-Topk section 5.4); 0 disables scaling. scale : float
-            Factor of each scaling.
+        The threshold is scaled down until more than this fraction of k is selected (Ok-Topk section 5.4); 0 disables scaling.
+    scale : float
+        Factor of each scaling.
 
     Raises
     ------

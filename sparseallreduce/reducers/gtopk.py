@@ -55,16 +55,16 @@ class GTopk(LocalSelection):
         As for :class:`~sparseallreduce.Reducer`.
     form : str
         "tree", or "allgather" for the simple form of algorithm 2: each rank gathers all top k, and selects the k largest of their sum. It
-        takes 2 k (P - 1) words and drops no partial sums. selector : callable, optional
-            Returns the selector of each rank's values, given k; the exact top k by default. If it selects more than k, the k largest are
-            used.
-        hosts : bool
-            Whether to reduce between hosts, as for :class:`~sparseallreduce.Reducer`.
+        takes 2 k (P - 1) words and drops no partial sums.
+    selector : callable, optional
+        Returns the selector of each rank's values, given k; the exact top k by default. If it selects more than k, the k largest are used.
+    hosts : bool
+        Whether to reduce between hosts, as for :class:`~sparseallreduce.Reducer`.
 
-        Raises
-        ------
-        AlgorithmError
-            If the form is unknown.
+    Raises
+    ------
+    AlgorithmError
+        If the form is unknown.
 
     Examples
     --------

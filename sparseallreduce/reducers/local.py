@@ -23,14 +23,15 @@ class LocalSelection(Reducer):
     size, k : int
         As for :class:`~sparseallreduce.Reducer`.
     hosts : bool
-        As for :class:`~sparseallreduce.Reducer`. selector : callable
-            Returns the selector, given k: a class such as :class:`~sparseallreduce.streams.selection.MSTopK`, or a function that passes
-            options to it. The exact top k by default.
+        As for :class:`~sparseallreduce.Reducer`.
+    selector : callable
+        Returns the selector, given k: a class such as :class:`~sparseallreduce.streams.selection.MSTopK`, or a function that passes options
+        to it. The exact top k by default.
 
-        Raises
-        ------
-        AlgorithmError
-            If ``selector`` does not return a selector.
+    Raises
+    ------
+    AlgorithmError
+        If ``selector`` does not return a selector.
     """
 
     def __init__(self, size: int, k: int, *, selector: Callable[[int], Selector] = ExactTopK, hosts: bool = False) -> None:

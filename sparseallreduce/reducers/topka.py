@@ -33,18 +33,19 @@ class TopkA(LocalSelection):
     size, k : int
         As for :class:`~sparseallreduce.Reducer`.
     selector : callable, optional
-        Returns the selector of each rank's values, given k; the exact top k by default. hosts : bool
-            Whether to reduce between hosts, as for :class:`~sparseallreduce.Reducer`.
-        value_codec : str
-            Encoding of values: "exact"; "float16" or "bfloat16"; "qsgd8" or "qsgd4", unbiased random levels; or "qsgd2", a sign and one of
-            two magnitudes of every 256 values, which is biased and needs error feedback.
-        seed : int
-            Seed of "qsgd8" and "qsgd4".
+        Returns the selector of each rank's values, given k; the exact top k by default.
+    hosts : bool
+        Whether to reduce between hosts, as for :class:`~sparseallreduce.Reducer`.
+    value_codec : str
+        Encoding of values: "exact"; "float16" or "bfloat16"; "qsgd8" or "qsgd4", unbiased random levels; or "qsgd2", a sign and one of two
+        magnitudes of every 256 values, which is biased and needs error feedback.
+    seed : int
+        Seed of "qsgd8" and "qsgd4".
 
-        Raises
-        ------
-        AlgorithmError
-            If the codec is unknown; also in an operation on a GPU, which requires "exact".
+    Raises
+    ------
+    AlgorithmError
+        If the codec is unknown; also in an operation on a GPU, which requires "exact".
 
     Examples
     --------

@@ -28,12 +28,12 @@ class TopkDSA(LocalSelection):
         As for :class:`~sparseallreduce.Reducer`.
     algorithm : str
         Any of :func:`~sparseallreduce.algorithms` except "auto" and those by hosts; "dsar_split_allgather" always gathers dense parts.
-        selector : callable, optional
-            Returns the selector of each rank's values, given k; the exact top k by default.
-        switch_density : float, optional
-            Density above which streams become dense, by default and at most where the dense form is smaller.
-        **options
-            Options of the algorithm.
+    selector : callable, optional
+        Returns the selector of each rank's values, given k; the exact top k by default.
+    switch_density : float, optional
+        Density above which streams become dense, by default and at most where the dense form is smaller.
+    **options
+        Options of the algorithm.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What operations of the collectives besides allreduce carry out, each kind remembered as sums of a kind are."""
+"""The work of the collectives besides allreduce, kept between calls with the same arguments as that of sums is."""
 
 from __future__ import annotations
 
@@ -23,19 +23,22 @@ __all__ = ["Gathering", "Reducing", "work_of"]
 
 
 def work_of(made: CollectiveCall, intent: Intent, channel: Channel) -> Gathering | Reducing:
-    """Return what an operation with these arguments carries out."""
+    """Return the work of an operation with these arguments."""
     is_gathered = made.collective.name == "bcast" or made.collective.join in (RANGES, DISJOINT)
     return (Gathering if is_gathered else Reducing)(made, intent, channel)
 
 
 class Reducing(Signature):
-    """A reduction of which a rank gets all, some or nothing: by a shortcut of the sum of all, or by an algorithm of its own.
+    """A reduction whose result, or a part of it, goes to this rank.
+
+    It uses a shortcut of the sum of all streams, or an algorithm of its own.
 
     Parameters
     ----------
     made, intent
-        Of one of them.
+        The call and the intent of one such operation.
     channel : Channel
+        The channel of the communicator.
     """
 
     def __init__(self, made: CollectiveCall, intent: Intent, channel: Channel) -> None:
@@ -52,7 +55,7 @@ class Reducing(Signature):
         return _schedule(self._made, stream, entries, self._channel)
 
     def note(self, stream: SparseStream | None) -> bytes:
-        return b""  # no algorithm of these asks where entries lie
+        return b""  # none of these algorithms uses the positions of entries
 
     def _chosen(self, stream: SparseStream) -> Choice:
         if self._call.algorithm != AUTO:
@@ -64,18 +67,19 @@ class Reducing(Signature):
 
 
 class Gathering(Work):
-    """Streams that are sent as they are, those of all ranks or that of one, and looked at before they are added up.
+    """Streams that are sent unchanged, those of all ranks or that of one.
 
     Parameters
     ----------
     made, intent
-        Of one of them.
+        The call and the intent of one such operation.
     channel : Channel
+        The channel of the communicator.
     """
 
     def __init__(self, made: CollectiveCall, intent: Intent, channel: Channel) -> None:
         stream, self._channel = made.call.stream, channel
-        self._made = made._replace(call=made.call._replace(stream=None))  # which would be kept as long as the channel
+        self._made = made._replace(call=made.call._replace(stream=None))  # so that the stream is not kept as long as the channel
         self._intent, self.digest, self.encoding = intent, digest_of(intent.terms), made.call.encoding
         self.on_device = stream is not None and stream.on_device
         self.finish = made.finish(channel.rank, channel.ranks)

@@ -1,4 +1,7 @@
-"""The collectives besides allreduce, as an mpi4py user expects them: ``reduce``, ``reduce_scatter``, ``allgather``, ``bcast``, ``i...``."""
+"""The collectives besides allreduce, in the style of mpi4py: ``reduce``, ``reduce_scatter``, ``allgather`` and ``bcast``.
+
+Each has a non-blocking form, such as ``ireduce``.
+"""
 
 from __future__ import annotations
 
@@ -289,7 +292,7 @@ def ibcast(
 
 
 def _done(collective: Collective, stream: Any, comm: Any, op: Any, algorithm: Any, options: Any) -> Any:
-    """The result of an operation on this rank."""
+    """Run an operation, and return its result on this rank."""
     before = None
     try:
         channel = communicators.known_channel(comm)
@@ -323,7 +326,7 @@ def begun(collective: Collective, stream: Any, comm: Any, op: Any, algorithm: An
 
 
 def _may_begin_at_once(collective: Collective, stream: Any, op: Any, algorithm: Any, options: Any) -> bool:
-    """Return whether the arguments are of the usual types, so that what is known of them can be looked up."""
+    """Return whether the arguments have types for which the work of an earlier call can be looked up."""
     name, root, bounds, join = collective
     if name == "bcast" or options or type(stream) is not SparseStream or type(op) is not str or type(algorithm) is not str:
         return False
@@ -331,7 +334,7 @@ def _may_begin_at_once(collective: Collective, stream: Any, op: Any, algorithm: 
 
 
 def _plain(bounds: Any) -> Any:
-    """Bounds as a tuple if they are a list or tuple of Python's integers; another tuple as a list, and all else as it is given."""
+    """Return a sequence of Python's integers as a tuple, another list or tuple as a list, and anything else unchanged."""
     if type(bounds) not in (list, tuple):
         return bounds
     return tuple(bounds) if all(type(bound) is int for bound in bounds) else list(bounds)

@@ -1,4 +1,4 @@
-"""PyTorch: its optimisers, by sums of few values over the ranks of MPI. Needs the extra ``torch``.
+"""Distributed training with PyTorch: optimisers that sum sparse gradients over MPI. Needs the extra ``torch``.
 
 >>> import torch, sparseallreduce as sar
 >>> from sparseallreduce.torch import OkTopkSGD

@@ -1,4 +1,4 @@
-"""Parameters whose gradients are summed as one vector: which they are, what they feed into the sum, and the mean that comes out."""
+"""Buckets: parameters whose gradients are packed into one vector and summed together."""
 
 from __future__ import annotations
 
@@ -24,50 +24,60 @@ from sparseallreduce.torch.recipes import recipe_of
 __all__ = ["Bucket", "Member", "arranged", "grouped", "listed", "sum_dtype"]
 
 Array = NDArray[Any]
-Make = Callable[[int, int], Reducer]  # of a size and a k
+Make = Callable[[int, int], Reducer]  # takes the size of the bucket and k, and returns its reducer
 
 
 @dataclass(eq=False)
 class Member:
-    """A parameter of an optimiser, and the group that it is in."""
+    """A parameter of an optimiser, and the parameter group that it belongs to."""
 
-    index: int  # among all parameters, counted through the groups
+    index: int  # the position among the parameters of all groups
     parameter: torch.Tensor
     group: dict[str, Any]
 
     @property
     def name(self) -> str:
-        """As errors name it."""
+        """The name of the parameter in error messages."""
         names, parameters = self.group.get("param_names"), self.group["params"]
         own = next(place for place, each in enumerate(parameters) if each is self.parameter)
         return f"parameter {self.index}" if names is None else f"parameter {names[own]!r}"
 
     @property
     def kind(self) -> str:
-        """What has to be the same on all ranks besides its shape: the dtype, and whether it lies on a GPU."""
+        """The dtype and the type of device, which must be the same on all ranks."""
         return f"{self.parameter.dtype} on a {self.parameter.device.type}"
 
     @property
     def is_dense(self) -> bool:
-        """Whether all of its gradient is summed: of biases and normalisation layers, if the group does not say otherwise."""
+        """Whether all elements of the gradient are summed.
+
+        By default this holds for parameters with at most one dimension, such as biases and the weights of normalisation layers.
+        """
         dense = self.group["dense"]
         return bool(self.parameter.ndim <= 1 if dense is None else dense)
 
 
 def sum_dtype(parameter: torch.Tensor) -> torch.dtype:
-    """Of the residual and the sum: float32 also where gradients are of 16 bits."""
+    """Return the dtype of the residual and the sum: float64 for float64 parameters, otherwise float32."""
     return torch.float64 if parameter.dtype == torch.float64 else torch.float32
 
 
 def listed(groups: Iterable[dict[str, Any]], correction: bool) -> list[Member]:
-    """The parameters of these groups.
+    """Return the parameters of the groups.
+
+    Parameters
+    ----------
+    groups : iterable of dict
+        The parameter groups of an optimiser.
+    correction : bool
+        Whether the optimiser uses momentum correction.
 
     Raises
     ------
     StreamTypeError
-        If one has other numbers than floating-point ones, or has none, as on PyTorch's meta device.
+        If a parameter has a dtype that is not floating-point, or has no values, as on PyTorch's meta device.
     AlgorithmError
-        If a density is no share, there is no such reducer, or a group's momentum is none that can be corrected where it is to be.
+        If a density is outside (0, 1], if a group names an unknown reducer, or if momentum correction does not support its momentum.
     """
     for group in groups:
         if group.get("reducer") is not None:
@@ -97,22 +107,22 @@ def arranged(
     correction: bool = False,
     of_group: Callable[[str], Make] | None = None,
 ) -> list[Bucket]:
-    """The parameters in buckets, those whose gradients come first in back-propagation, which are the last, first.
+    """Divide the parameters into buckets, beginning with the last parameters, whose gradients back-propagation computes first.
 
     Parameters
     ----------
     members : sequence of Member
-        Those without elements are left out.
+        Parameters without elements are left out.
     nbytes : int
-        Most bytes of a bucket; a parameter that has more is one of its own.
+        The largest size of a bucket in bytes. A larger parameter gets a bucket of its own.
     make : callable
-        Makes the reducer of a bucket.
+        Makes the reducer of a bucket from its size and k.
     everything : bool
-        Whether all gradients are summed whole, where their group does not say otherwise.
+        Whether all elements of all gradients are summed, unless their group names a reducer.
     correction : bool
-        Whether those that are not have a velocity.
+        Whether buckets with a residual also get a velocity, for momentum correction.
     of_group : callable, optional
-        Returns what makes the reducer of the buckets of a group that names one.
+        Takes the name of a reducer in a group, and returns the callable that makes it.
     """
     full = grouped(members, nbytes, everything)
     buckets = []
@@ -126,7 +136,7 @@ def arranged(
 
 
 def grouped(members: Sequence[Member], nbytes: int, everything: bool) -> list[tuple[Any, list[Member]]]:
-    """The parameters of each bucket, with their dtype, density, device and reducer; see :func:`arranged`."""
+    """Return the parameters of each bucket with their dtype, density, device and reducer. See :func:`arranged`."""
     filling: dict[Any, list[Member]] = {}
     full: list[tuple[Any, list[Member]]] = []
     for member in reversed([member for member in members if member.parameter.numel()]):
@@ -145,27 +155,28 @@ def grouped(members: Sequence[Member], nbytes: int, everything: bool) -> list[tu
 
 
 class Bucket:
-    """Some parameters, their gradients behind each other as one vector in C order, and their residuals.
+    """Parameters whose gradients are packed into one vector, with the residual of that vector.
 
     Parameters
     ----------
     members : sequence of Member
-        With elements, on one device, where the vector lies, too.
+        Parameters with elements, all on one device. The vector is on the same device.
     dtype : torch.dtype
-        Of the sum: float32 or float64.
+        The dtype of the sum: float32 or float64.
     make : callable, optional
-        Makes the reducer of a size and a k. Without it, everything is summed and there is no residual.
+        Makes the reducer from a size and a k. Without it, all elements are summed and there is no residual.
 
     Attributes
     ----------
     flat : tensor, shape (size,)
-        What is fed into a sum until that is done, and then its mean.
+        The packed gradients, and after the sum their mean over the ranks.
     vector : array
-        On the same memory.
+        The same memory as ``flat``, as an array of NumPy or CuPy.
     owed : ndarray or None
-        Where there is no residual any more: what was in it, which the next sum takes in.
+        The former residual of a bucket that no longer has one. It is added to the next sum.
     velocity : array or None
-        With momentum correction: of this rank's own gradients, in units of the residual. It is what is fed into a sum.
+        With momentum correction, the velocity of this rank's own gradients in the units of the residual. It is summed in place of the
+        gradients.
     """
 
     def __init__(self, members: Sequence[Member], dtype: torch.dtype, make: Make | None) -> None:
@@ -179,19 +190,19 @@ class Bucket:
         self.feedback = None if make is None else ErrorFeedback(make(self.size, 1), self.vector.dtype)
         self._dense = Dense(self.size, self.size) if make is None else None
         self.velocity: Array | None = None
-        self._gradients = 0  # that the residual had taken in before the latest sum
+        self._gradients = 0  # the number of gradients added to the residual before the latest sum
 
     def parts(self) -> Iterator[tuple[Member, slice]]:
-        """Each parameter, and the elements of the vector that are its own."""
+        """Yield each parameter with the slice of the vector that holds its gradient."""
         for member, (lo, hi) in zip(self.members, pairwise(self.bounds)):
             yield member, slice(lo, hi)
 
     def key(self) -> tuple[Any, ...]:
-        """By which two buckets are the same: their parameters, and whether they have residuals."""
+        """Return what identifies the bucket: the indices of its parameters, and whether it has a residual."""
         return (*(member.index for member in self.members), self.make is not None)
 
     def fill(self, gradients: Sequence[torch.Tensor | None], factors: Sequence[float]) -> None:
-        """Pack gradients, each times its factor; None counts as zero."""
+        """Pack the gradients, each multiplied by its factor. None counts as zero."""
         for (member, own), gradient, factor in zip(self.parts(), gradients, factors):
             part = self.flat[own]
             if gradient is None:
@@ -207,10 +218,18 @@ class Bucket:
             self.vector += array_module(self.vector).asarray(self.owed)
 
     def planned(self, step: int, said: dict[str, Any]) -> ReducerOperation:
-        """The sum of what was packed, about to start, in the density of this step; all ranks have to say the same of it."""
+        """Return the operation that sums the packed vector, ready to start, with the density of this step.
+
+        Parameters
+        ----------
+        step : int
+            The number of the step.
+        said : dict
+            Properties by name. The ranks compare them when the sum starts, and all ranks must give the same.
+        """
         if self.feedback is None:
             assert self._dense is not None
-            self._dense.steps = 0  # nothing depends on it: the step that is said is the optimiser's
+            self._dense.steps = 0  # has no effect: the ranks compare the optimiser's step instead
             operation = self._dense.planned(self.vector)
         else:
             assert self.make is not None
@@ -224,12 +243,12 @@ class Bucket:
         return operation
 
     def k(self, step: int) -> int:
-        """How many elements to sum in that step.
+        """Return how many elements to sum in the given step.
 
         Raises
         ------
         AlgorithmError
-            If the density is no share.
+            If the density is outside (0, 1].
         """
         given = self.members[0].group["density"]
         density = float(given(step) if callable(given) else given)
@@ -238,20 +257,23 @@ class Bucket:
         return min(self.size, max(1, round(density * self.size)))
 
     def wait(self, request: Request, ranks: int) -> SparseStream:
-        """Wait for a sum: the mean over the ranks of what was fed."""
+        """Wait for a sum, and return its mean over the ranks."""
         outcome: Any = request.wait()
-        if isinstance(outcome, Reduced):  # of a sum of everything, which is not divided yet
+        if isinstance(outcome, Reduced):  # a sum of all elements, not yet divided by the number of ranks
             update = outcome.update
             return SparseStream._dense_form(update._stored / update.dtype.type(ranks), self.size)
         mean: SparseStream = outcome
         return mean
 
     def take(self, mean: SparseStream, masking: bool = False) -> None:
-        """Make the mean the content of ``flat``; nothing is owed any more. With masking, velocity stops where a value was applied."""
+        """Write the mean into ``flat``, and discard what ``owed`` holds.
+
+        With ``masking``, the velocity is set to zero where this rank's values contributed to the mean.
+        """
         self._keep_velocity()
         if self.velocity is not None and masking:
             assert self.feedback is not None
-            # Of a sum by hosts, in which all values are, those that stay with none of the host's ranks.
+            # A sum by hosts contains the values of all ranks of a host, so the velocity stops at every index of the mean.
             self.velocity[mean.indices if self.feedback.reducer.hosts else self.feedback.contributed] = 0
         self.owed = None
         if mean.is_dense:
@@ -261,23 +283,23 @@ class Bucket:
             mean.add_to(self.vector)
 
     def give_back(self, mean: SparseStream) -> None:
-        """A mean that is not applied on any rank goes into the residuals of all, so that it is not lost."""
+        """Add the mean to the residuals of all ranks because no rank applies it, so that no gradient is lost."""
         self._keep_velocity()
         if self.feedback is not None:
             mean.add_to(self.feedback.residual)
 
     def failed(self) -> None:
-        """Go on from what has come of a sum that failed: the residual may have taken in what was fed."""
+        """Clean up after a failed sum, which may already have added the gradients to the residual."""
         if self.feedback is not None and self.feedback.gradients > self._gradients:
             self._keep_velocity()
 
     def _keep_velocity(self) -> None:
-        """What was fed is part of the residual, or of the mean, for good."""
+        """Update the velocity: the packed vector is now part of the residual or of the mean."""
         if self.velocity is not None:
             self.velocity[:] = self.vector
 
     def has_entries(self, mean: SparseStream, own: slice) -> bool:
-        """Whether the mean has values for some of the elements."""
+        """Return whether the mean has values for any element of the slice."""
         if mean.is_dense:
             return bool(mean._stored[own].any())
         indices = mean._entries()[0]

@@ -1,4 +1,4 @@
-"""A data set whose samples are cached on the disk and in the memory of a host (DataCache, CommLib section 4.1)."""
+"""A data set that caches its samples on the disk and in the memory of each host (DataCache, CommLib section 4.1)."""
 
 from __future__ import annotations
 
@@ -16,38 +16,39 @@ from sparseallreduce.errors import DatasetError
 
 __all__ = ["CachedDataset"]
 
-_TENSOR = "tensor "  # before the dtype of one
+_TENSOR = "tensor "  # prefix of a tensor's dtype in the cache
 
 
 class CachedDataset(torch.utils.data.Dataset):
-    """Another data set, each sample of which is asked for once by all ranks and workers of a host.
+    """A data set that reads each sample of another data set only once per host and keeps it in a cache.
 
     Parameters
     ----------
     dataset : torch.utils.data.Dataset
-        What has ``len`` and samples by number, on a slow store. Samples are tensors, arrays, numbers, strings and bytes, in tuples, lists
-        and dictionaries.
+        A data set on slow storage, with a length and samples that are indexed by number. A sample consists of tensors, arrays, numbers,
+        strings and bytes, possibly nested in tuples, lists and dictionaries.
     cache : DataCache
+        The cache, which several data sets can share.
     name : str
-        What tells the data set from others in the cache's folder, of a test set also.
+        Identifies this data set among those in the same cache folder, such as a training set and a test set.
     version : str or callable
-        What was cached under another is not used any more. A callable is asked for that of a sample by its number, as
-        :meth:`sparseallreduce.data_cache.StoredFiles.version`.
+        The version of the data. Samples that were cached with another version are read again. A callable takes the number of a sample and
+        returns its version, as :meth:`sparseallreduce.data_cache.StoredFiles.version` does.
     decode : callable, optional
-        Makes of what the data set gives what is kept in memory, such as a tensor of the bytes of an image: always the same of the same.
-        The disk keeps what the data set gives.
+        Converts a sample of ``dataset`` to the form that is kept in memory, for example the bytes of an image to a tensor. It must always
+        return the same result for the same sample. The disk keeps the sample as ``dataset`` returns it.
     transform : callable, optional
-        Applied to what is handed over, each time: random augmentation, and whatever makes something that cannot be cached.
+        Applied to a sample each time it is requested, for example for random augmentation or to make objects that cannot be cached.
 
     Raises
     ------
     DatasetError
-        When a sample has something else in it.
+        When a sample contains an object of any other type.
 
     Notes
     -----
-    Tensors come back contiguous, on the processor, without history. Each is a copy that may be written to. With DataLoader's workers that
-    are spawned, all that is given here is pickled; the cache may be.
+    Tensors are returned contiguous, on the CPU and without gradient history. Each is a copy that may be modified. If the workers of a
+    DataLoader are spawned, everything given here must be picklable; the cache is.
 
     Examples
     --------
@@ -88,9 +89,10 @@ class CachedDataset(torch.utils.data.Dataset):
         return sample if self.transform is None else self.transform(sample)
 
     def fill(self) -> int:
-        """Bring all samples into the cache, each rank or worker of a host that calls it a part; returns how many this one has fetched.
+        """Read all samples into the cache, and return how many this process has read.
 
-        It ends when all are there, or when there is no room for more. Not collective: whoever calls it, others may train meanwhile.
+        The ranks and workers of a host that call it share the work. It ends when all samples are cached or the cache is full. It is not
+        collective: some ranks may call it while others train.
         """
         return self.cache.fill(len(self), self._request, to_array=_to_array, from_array=_from_array)
 
@@ -100,7 +102,10 @@ class CachedDataset(torch.utils.data.Dataset):
 
 
 def _to_array(leaf: Any) -> tuple[str, NDArray[Any]] | None:
-    """The bytes of a tensor, its elements' in the last dimension."""
+    """Return a tensor's dtype as text, and the bytes of its elements as an array with an additional last dimension.
+
+    Return None for any other object.
+    """
     if type(leaf) is not torch.Tensor:
         return None
     if leaf.layout != torch.strided or leaf.is_quantized:

@@ -1,4 +1,4 @@
-"""What optimisers have that choose a reducer for each bucket: what they expect of each."""
+"""Optimisers that choose a reducer for each bucket, and explain their choices."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ __all__ = ["ChoosingOptimizer"]
 
 
 class ChoosingOptimizer(DistributedOptimizer):
-    """A :class:`DistributedOptimizer` whose sums are those of :class:`~sparseallreduce.Auto`."""
+    """A :class:`DistributedOptimizer` whose reducers are chosen by :class:`~sparseallreduce.Auto`."""
 
     @collective
     def explain(self) -> list[ReducerChoice]:
-        """What is chosen, and what is expected of each candidate, for each bucket that has residuals, in their order. Collective.
+        """Return the reducer chosen for each bucket with a residual, and the expected time of every candidate. Collective.
 
-        Before the first step buckets are laid out as if all gradients were dense tensors.
+        Before the first step, the buckets are laid out as if no gradient were a sparse tensor.
 
         Returns
         -------
         list of ReducerChoice
-            The same on all ranks; ``print`` shows each as a table.
+            One choice for each bucket, the same on all ranks. ``print`` shows a choice as a table.
         """
         self._expect_idle()
         found = []

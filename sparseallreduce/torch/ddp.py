@@ -1,6 +1,6 @@
-"""A communication hook for PyTorch's DistributedDataParallel: its buckets are summed by a reducer over MPI, with a residual each."""
+"""A communication hook for PyTorch's DistributedDataParallel, which sums its buckets over MPI with a sparse reducer."""
 
-# Annotations are objects here, which DistributedDataParallel compares with its own.
+# No "from __future__ import annotations": DistributedDataParallel compares the annotations of a hook with its own, as objects.
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -30,29 +30,29 @@ def comm_hook(
     scaler: Any = None,
     **options: Any,
 ) -> "CommHook":
-    """A hook for ``DistributedDataParallel.register_comm_hook(None, hook)``.
+    """Return a hook for ``DistributedDataParallel.register_comm_hook(None, hook)``.
 
     Parameters
     ----------
     reducer : str or callable
-        "oktopk", "gtopk", "topk", "approximate-topk", "mstopk", "hitopk", "dense" or "auto"; or what makes a reducer of a size and a
-        k, such as ``sparseallreduce.GTopk``.
+        "oktopk", "gtopk", "topk", "approximate-topk", "mstopk", "hitopk", "dense" or "auto"; or a callable that takes a size and a k and
+        returns a reducer, such as ``sparseallreduce.GTopk``.
     comm : mpi4py.MPI.Intracomm or SERIAL, optional
-        Of the processes of DistributedDataParallel's process group; ``MPI.COMM_WORLD`` by default.
+        The processes of DistributedDataParallel's process group. The default is ``MPI.COMM_WORLD``.
     density : float or callable
-        The share of a bucket's elements that a step sums, about, or what tells it from the number of the step.
+        The approximate share of a bucket's elements that a step sums, or a callable that returns it for the number of a step.
     dense : bool, optional
-        Whether gradients are summed whole; by default those of parameters with one dimension or none are.
+        Whether all elements of the gradients are summed. By default this holds for parameters with at most one dimension.
     scaler : torch.amp.GradScaler, optional
-        The one that scales the loss. Residuals are of gradients without its scale then, and a step with infinite gradients on any rank
-        leaves no trace in them; gradients are made infinite on all ranks, so that it is skipped by all. That takes a copy of the residuals.
+        The scaler of the loss. The residuals then hold unscaled gradients. If a gradient is infinite on any rank, all ranks skip the step
+        and the residuals do not change, which takes a copy of the residuals.
     **options
-        Of the reducer, if that is named.
+        Options of the reducer, if it is given by name.
 
     Returns
     -------
     CommHook
-        For one model.
+        A hook for one model.
 
     Raises
     ------
@@ -77,24 +77,24 @@ def comm_hook(
 
 
 class _Came(NamedTuple):
-    """A bucket of DistributedDataParallel's on its way."""
+    """A bucket of DistributedDataParallel whose gradients are being summed."""
 
     future: Any
     buffer: torch.Tensor
-    gradients: dict[torch.Tensor, torch.Tensor]  # by parameter, on the memory of the buffer
+    gradients: dict[torch.Tensor, torch.Tensor]  # by parameter, as views of the buffer
     own: list[Bucket]
 
 
 class CommHook:
-    """What DistributedDataParallel calls with every bucket whose gradients have come.
+    """The hook that DistributedDataParallel calls for each bucket whose gradients have been computed.
 
-    The sum of a bucket starts at once; the call of the last bucket of a step waits for all, and completes their futures. Where the buckets
-    change, as after the first step, residuals go with their parameters.
+    It starts the sum of the bucket at once. The call for the last bucket of a step waits for all sums and completes the futures of their
+    buckets. If the buckets change, as they do after the first step, each residual stays with its parameter.
 
     Attributes
     ----------
     steps : int
-        Steps whose sums were made.
+        The number of steps made.
     """
 
     def __init__(
@@ -113,18 +113,18 @@ class CommHook:
         self._scaler = scaler
         self._group: dict[str, Any] = {"density": density, "dense": dense, "params": []}
         self._members: dict[torch.Tensor, Member] = {}
-        self._buckets: dict[tuple[int, ...], list[Bucket]] = {}  # by the parameters of DistributedDataParallel's bucket
+        self._buckets: dict[tuple[int, ...], list[Bucket]] = {}  # by the indices of the parameters in DistributedDataParallel's bucket
         self._waiting = state.Waiting()
         self._flight: Flight | None = None
         self._came: list[_Came] = []
         self._before: dict[Bucket, dict[str, Any]] = {}
         self._infinite = False
-        self._interrupt: BaseException | None = None  # of this rank in the step, which is raised at its end
+        self._interrupt: BaseException | None = None  # an interrupt of this rank, raised at the end of the step
         self._order = Order()
-        self.__name__ = self.__qualname__ = "comm_hook"  # by which DistributedDataParallel logs it
+        self.__name__ = self.__qualname__ = "comm_hook"  # DistributedDataParallel logs these names
 
     def __call__(self, _state: object, bucket: torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Start the sum of a bucket."""
+        """Start the sum of a bucket, and return the future of its mean."""
         before = latest(self.comm)
         try:
             return self._start(bucket)
@@ -144,7 +144,7 @@ class CommHook:
             self._order = self._order.of([bucket.buffer()])
             with self._order:
                 self._sum(flight, self._came[-1])
-        except BaseException as error:  # the other ranks go on with the step, to its last bucket
+        except BaseException as error:  # the other ranks continue the step to its last bucket
             if len(self._came) == known:
                 self._came.append(_came_of(bucket))
             self._leave(flight, started, self._came[-1], error)
@@ -156,7 +156,7 @@ class CommHook:
         return came.future
 
     def _leave(self, flight: Flight, started: int, came: _Came, error: BaseException) -> None:
-        """Tell the other ranks of an error in place of the sums of a bucket; an interrupt is raised at the end of the step."""
+        """Send an error to the other ranks in place of the sums of a bucket. An interrupt is raised at the end of the step."""
         parameters = list(came.gradients)
         sums = len(grouped(self._members_of(parameters), _bytes_of(parameters), self._everything))
         flight.tell_rest(error, started + sums)
@@ -168,7 +168,7 @@ class CommHook:
             self._interrupt = self._interrupt or error
 
     def _sum(self, flight: Flight, came: _Came) -> None:
-        """Start the sums of a bucket of DistributedDataParallel's."""
+        """Start the sums of a bucket of DistributedDataParallel."""
         if self._interrupt is not None:
             raise self._interrupt
         scale = self._scale()
@@ -182,21 +182,21 @@ class CommHook:
 
     @in_order
     def state_dict(self) -> dict[str, Any]:
-        """This rank's residuals and thresholds, for a run of as many ranks."""
+        """Return the residuals and thresholds of this rank, for a run with the same number of ranks."""
         waiting = state.Waiting()
         waiting.residuals, waiting.reducers = dict(self._waiting.residuals), dict(self._waiting.reducers)
         waiting.take_from([each for own in self._buckets.values() for each in own], _unit)
         return {"ranks": self.comm.size, "rank": self.comm.rank, "steps": self.steps, **waiting.as_tensors()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from a state of this rank, before the first step.
+        """Load a state that was saved by the same rank. Call it before the first step.
 
         Raises
         ------
         CheckpointError
-            If it is of another rank, or of another number of ranks.
+            If the state was saved by another rank, or in a run with another number of ranks.
         AlgorithmError
-            If steps were made already.
+            If a step has been made already.
         """
         if self._buckets:
             raise AlgorithmError("a state is loaded before the first step")
@@ -208,7 +208,7 @@ class CommHook:
         self._waiting = state.Waiting.from_tensors(state_dict)
 
     def _begin(self) -> None:
-        if self._flight is not None:  # of a backward that did not reach its last bucket
+        if self._flight is not None:  # of a backward pass that did not reach its last bucket
             self._flight.give_back()
         ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else self.comm.size
         self._flight = Flight(self.comm, [], self.steps, early=True)
@@ -220,7 +220,7 @@ class CommHook:
         return 1.0 if self._scaler is None else float(self._scaler.get_scale())
 
     def _buckets_of(self, parameters: list[torch.Tensor]) -> list[Bucket]:
-        """Ours for a bucket of DistributedDataParallel's: one that is summed by the reducer, and one that is summed whole."""
+        """Return the buckets for one of DistributedDataParallel's: one for the reducer, and one whose elements are all summed."""
         members = self._members_of(parameters)
         key = tuple(member.index for member in members)
         if key not in self._buckets:
@@ -245,7 +245,7 @@ class CommHook:
         own.fill(given, [factor] * len(given))
 
     def _finish(self, interrupt: BaseException | None) -> None:
-        """Wait for the sums of all buckets, and complete their futures; raise what has interrupted this rank in one of them."""
+        """Wait for the sums of all buckets, complete their futures, and raise an interrupt of this rank."""
         flight, came, before, struck = self._flight, self._came, self._before, self._infinite
         assert flight is not None
         self._flight, self._came, self._before, self._infinite = None, [], {}, False
@@ -282,7 +282,7 @@ class CommHook:
 
 
 def _write(flight: Flight, came: _Came, scale: float) -> None:
-    """Put the means into DistributedDataParallel's bucket."""
+    """Write the means into DistributedDataParallel's bucket."""
     for own in came.own:
         own.take(flight.means[own])
         for member, part in own.parts():
@@ -298,7 +298,7 @@ def _came_of(bucket: torch.distributed.GradBucket) -> _Came:
 
 
 def _bytes_of(parameters: list[torch.Tensor]) -> int:
-    """Return a bound on the bytes of their sum."""
+    """Return an upper bound on the bytes of the parameters' sum."""
     elements: int = sum(parameter.numel() for parameter in parameters)
     return max(1, 8 * elements)
 

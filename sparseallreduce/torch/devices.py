@@ -1,4 +1,4 @@
-"""Tensors on a GPU as arrays of CuPy's, and back, by DLPack: in one memory, and on PyTorch's current stream."""
+"""Conversion between tensors and NumPy or CuPy arrays that share their memory, and the order of work on CUDA streams."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def lies_on_gpu(tensor: torch.Tensor) -> bool:
-    """Whether its memory is a GPU's that CuPy can use."""
+    """Return whether the tensor is on a GPU that CuPy can use."""
     return bool(tensor.device.type == "cuda")
 
 
 def as_array(tensor: torch.Tensor) -> Array:
-    """The memory of a tensor without gaps: as an ndarray, or on a GPU as an array of CuPy's.
+    """Return a contiguous tensor as an array on the same memory, of CuPy if it is on a GPU and otherwise of NumPy.
 
     Raises
     ------
     StreamError
-        If there is no CuPy for a tensor on a GPU.
+        If the tensor is on a GPU and CuPy is not installed.
     """
     detached = tensor.detach()
     if not lies_on_gpu(tensor):
@@ -42,14 +42,14 @@ def as_array(tensor: torch.Tensor) -> Array:
 
 
 def as_tensor(array: Array) -> torch.Tensor:
-    """The memory of an array of NumPy's or CuPy's that may be written to."""
+    """Return a writable NumPy or CuPy array as a tensor on the same memory."""
     return torch.from_dlpack(array) if on_device(array) else torch.from_numpy(array)
 
 
 def norms(tensors: Iterable[torch.Tensor]) -> list[float]:
-    """L2 norms, in double precision where tensors have 16 bits or 64, else in pairwise sums of 32.
+    """Return the L2 norms of the tensors, computed in double precision.
 
-    Those of one device come to the host together, so that it waits once.
+    The norms of one device are copied to the host together, so that the host waits for the device only once.
     """
     given = [tensor.detach() for tensor in tensors]
     found = [torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in given]
@@ -62,7 +62,7 @@ def norms(tensors: Iterable[torch.Tensor]) -> list[float]:
 
 
 def _large_norm(tensor: torch.Tensor) -> float:
-    """The L2 norm of a tensor of values whose squares overflow."""
+    """Return the L2 norm of a tensor whose squares overflow."""
     largest = float(tensor.abs().max())
     if not math.isfinite(largest):
         return largest
@@ -70,19 +70,23 @@ def _large_norm(tensor: torch.Tensor) -> float:
 
 
 def future_for(tensor: torch.Tensor) -> Any:
-    """A future whose result is such a tensor; of one on a GPU, who takes it waits on its stream."""
+    """Return a future whose result is a tensor on the same device.
+
+    With a GPU tensor, the code that takes the result waits on its own stream.
+    """
     return torch.futures.Future(devices=[tensor.device]) if tensor.device.type == "cuda" else torch.futures.Future()
 
 
 class Order:
-    """Has what is done in a ``with`` of it follow what was enqueued on PyTorch's current stream, and what was done in one before.
+    """A context manager that orders GPU work across streams.
 
-    CuPy works on that stream then. Hooks may come on streams other than that of the step: each waits, on the GPU, for the one before.
+    CuPy uses PyTorch's current stream inside a ``with`` block. The work of a block starts after everything enqueued on that stream before
+    and after the work of the previous block, even if PyTorch calls hooks on other streams than the step. Only the GPU waits.
 
     Parameters
     ----------
     gpu : torch.device, optional
-        None if nothing lies on a GPU: it does nothing then.
+        The GPU. With None the context manager does nothing.
     """
 
     def __init__(self, gpu: torch.device | None = None) -> None:
@@ -91,12 +95,12 @@ class Order:
         self._inside: list[ExitStack] = []
 
     def of(self, tensors: Iterable[torch.Tensor]) -> Order:
-        """That for these tensors: itself, unless they lie elsewhere.
+        """Return the order for these tensors, which is this one unless they are on another device.
 
         Raises
         ------
         StreamTypeError
-            If they lie on several GPUs: a process works on one.
+            If the tensors are on several GPUs; a process uses only one.
         """
         found = {tensor.device: None for tensor in tensors if lies_on_gpu(tensor)}
         if len(found) > 1:
@@ -122,7 +126,7 @@ class Order:
 
 
 def in_order(method: Method) -> Method:
-    """A method in the :class:`Order` that its object has as ``_order``."""
+    """Decorate a method to run inside the :class:`Order` in the object's ``_order``."""
 
     @functools.wraps(method)
     def ordered(self: Any, *args: Any, **options: Any) -> Any:
@@ -133,7 +137,10 @@ def in_order(method: Method) -> Method:
 
 
 def collective_in_order(method: Method) -> Method:
-    """A method of all ranks in the :class:`Order` of its object; the ranks of the object's ``comm`` are told of an error that it raises."""
+    """Decorate a collective method to run inside the object's :class:`Order`.
+
+    If the method raises an error, the other ranks of the object's ``comm`` are told of it.
+    """
 
     @functools.wraps(method)
     def ordered(self: Any, *args: Any, **options: Any) -> Any:

@@ -1,4 +1,7 @@
-"""The sums of one step on their way: started in the same order on all ranks, waited for, and given back if one of them fails."""
+"""The sums of one step, which all ranks start in the same order.
+
+If one of the sums fails, the others are returned to the residuals.
+"""
 
 from __future__ import annotations
 
@@ -24,32 +27,33 @@ _FAILED = "another sum of this step has failed"
 
 
 class Flight:
-    """The sums of a step.
+    """The sums of one step while they are running.
 
     Parameters
     ----------
     comm : communicator
+        The communicator of the optimiser.
     buckets : sequence of Bucket
-        In the order in which they are summed.
+        The buckets in the order in which they are summed.
     step : int
         The number of the step.
     early : bool
-        Whether sums start as gradients come, before the ranks agree to make the step.
+        Whether sums start as soon as their gradients are computed, before the ranks agree to make the step.
 
     Attributes
     ----------
     ready : dict
-        Of parameters whose gradients have come, by their index; each with the gradient, and how often it had been changed then.
+        The gradients that have been computed, by the index of their parameter, each with PyTorch's version counter at that time.
     means : dict
-        Of buckets, as far as sums are done.
+        The means of the buckets whose sums are done.
     rows : list of SparseStream
-        The means of the sparse gradients, when done.
+        The means of the sparse gradients, when they are done.
     failure : Exception or None
-        The first of this step.
+        The first error of this step.
     closed : bool
-        Whether all ranks agree to make the step: it is to be finished, whatever interrupts it.
+        Whether all ranks have agreed to make the step. It must then be completed, even after an interrupt.
     broken : bool
-        Whether this rank was interrupted before that.
+        Whether this rank was interrupted before the ranks agreed to make the step.
     """
 
     def __init__(self, comm: Any, buckets: Sequence[Bucket], step: int, early: bool) -> None:
@@ -62,31 +66,34 @@ class Flight:
         self.means: dict[Bucket, SparseStream] = {}
         self.rows: list[SparseStream] = []
         self.failure: Exception | None = None
-        self.error: Exception | None = None  # of this rank alone, which it has to tell the others
+        self.error: Exception | None = None  # an error of this rank that the other ranks do not know yet
         self.closed = False
-        self.arranged = early  # whether the buckets are those of this step
+        self.arranged = early  # whether the buckets are arranged for this step
         self.broken = False
-        self.agreeing = False  # whether the ranks have begun to agree on the step
+        self.agreeing = False  # whether this rank has started the agreement on the step
         self.has_rows = self.rows_started = False
-        self.layouts = b""  # of the gradients of this step
+        self.layouts = b""  # the kinds of this step's gradients
         self._pending: list[tuple[Bucket | None, Request | None, Exception | None]] = []
 
     def came(self, index: int, parameter: torch.Tensor) -> None:
-        """Note that a gradient has come."""
+        """Record that the gradient of a parameter has been computed."""
         if index in self.ready and self.error is None:
             self.error = AlgorithmError("a gradient has come twice in one step with overlap: make all but the last backward in no_sync()")
         assert parameter.grad is not None
         self.ready[index] = parameter.grad, parameter.grad._version
 
     def check(self, members: Sequence[Member]) -> None:
-        """Note if a gradient was changed after it had come."""
+        """Record an error if a gradient was changed after it had been computed."""
         for index, (gradient, version) in self.ready.items():
             if members[index].parameter.grad is not gradient or gradient._version != version:
                 changed = f"the gradient of {members[index].name} was changed after its sum had begun: construct with overlap=False"
                 self.error = self.error or AlgorithmError(changed)
 
     def start(self, pack: Callable[[Bucket], None]) -> None:
-        """Start the sum of the next bucket, into which ``pack`` puts gradients; what goes wrong on this rank is told in its place."""
+        """Start the sum of the next bucket, which ``pack`` fills with its gradients.
+
+        If this rank fails, it sends the error to the other ranks in place of the sum.
+        """
         bucket, before = self.buckets[self.started], len(self._pending)
         self.started += 1
         try:
@@ -95,14 +102,14 @@ class Flight:
             pack(bucket)
             operation = bucket.planned(self.step, {"bucket": bucket.key(), "step of the optimiser": self.step})
             self._add(bucket, lambda: operation.start(self.comm, blocking=False))
-        except BaseException as error:  # the other ranks wait to be told of it
+        except BaseException as error:  # the other ranks wait for this error
             if len(self._pending) == before:
                 self.tell(error)
             if not isinstance(error, Exception):
                 raise
 
     def start_rows(self, streams: Callable[[], list[SparseStream]]) -> None:
-        """Start the sum of the sparse gradients, all at once."""
+        """Start the sum of all sparse gradients."""
         self.rows_started = True
         before = len(self._pending)
         try:
@@ -115,8 +122,16 @@ class Flight:
                 raise
 
     def tell_rest(self, error: BaseException, buckets: int = 0, has_rows: bool = False) -> None:
-        """Tell the other ranks of what has interrupted this one, in place of the sums that it has not started; of so many, where they have
-        not been arranged.
+        """Send an error to the other ranks in place of every sum that this rank has not started.
+
+        Parameters
+        ----------
+        error : BaseException
+            What has interrupted this rank.
+        buckets : int
+            The number of buckets in the step, for a step whose buckets are not arranged yet.
+        has_rows : bool
+            Whether the step sums sparse gradients.
         """
         self.has_rows |= has_rows
         while self.started < max(buckets, len(self.buckets)):
@@ -127,42 +142,45 @@ class Flight:
             self.tell(error)
 
     def tell(self, error: BaseException) -> None:
-        """Tell the other ranks what is wrong, in place of a sum."""
-        told = translated(error) if isinstance(error, Exception) else error  # an interrupt waits for nobody
+        """Send an error to the other ranks in place of a sum."""
+        told = translated(error) if isinstance(error, Exception) else error  # an interrupted rank does not wait for the others
         failed = self.has_failed()
 
         def start() -> Request:
-            if failed:  # by a rank that may take part in nothing more: it is not waited for
+            if failed:  # by a rank that may not take part in any further operation, so do not wait for it
                 raise SparseAllreduceError(_FAILED)
             return agree(self.comm, Intent((), 0, told), blocking=False)
 
-        with suppress(KeyboardInterrupt, SystemExit, GeneratorExit):  # which the caller raises
+        with suppress(KeyboardInterrupt, SystemExit, GeneratorExit):  # the caller raises it
             self._add(None, start)
         mark_known(self.comm, error)
 
     def agreed(self, agree: Callable[[], T]) -> T:
-        """Return what the ranks agree on for the step, by ``agree``. Raise the error of a sum that has failed, as the other ranks do."""
+        """Call ``agree``, by which the ranks agree on the step, and return its result.
+
+        If a sum has failed, raise the error of that sum, as the other ranks do.
+        """
         if self.has_failed():
             self.give_up()
         self.agreeing = True
         try:
             return agree()
         except SparseAllreduceError:
-            if self.early:  # another rank may have given up because of a sum
+            if self.early:  # a sum may have failed on another rank
                 self.wait()
                 if self.failure is not None:
                     raise self.failure from None
             raise
 
     def give_up(self) -> NoReturn:
-        """Tell the other ranks, in place of the agreement on the step, that a sum has failed, and raise its error."""
+        """Raise the error of a failed sum, after telling the other ranks in place of the agreement on the step that a sum has failed."""
         self.agreeing = True
         self.tell(SparseAllreduceError(_FAILED))
         self.wait()
         raise self.failure or SparseAllreduceError(_FAILED)
 
     def leave(self, error: BaseException) -> None:
-        """Tell the other ranks of an error that ends the step on this one, in place of all that they wait for in it."""
+        """Send an error that ends the step to the other ranks, in place of every operation that they wait for in the step."""
         self.broken = not self.closed
         if self.early or self.closed:
             self.tell_rest(error)
@@ -178,17 +196,17 @@ class Flight:
         return self.failure is not None or any(failed)
 
     def test(self) -> None:
-        """Move the sums on."""
+        """Advance the running sums."""
         for _, request, _ in self._pending:
             if request is not None:
                 try:
                     request.test()
-                except Exception:  # which waiting for it raises again
+                except Exception:  # raised again by the wait for this sum
                     continue
-                return  # all that are in flight have moved on
+                return  # this has advanced all running sums
 
     def wait(self) -> None:
-        """Wait for all sums that have started, as far as they are not waited for already."""
+        """Wait for all sums that have started."""
         while self._pending:
             bucket, request, error = self._pending[0]
             try:
@@ -200,7 +218,7 @@ class Flight:
                     self.rows = request.wait() or []
             except Exception as failure:
                 self.failure = self.failure or failure
-                with suppress(Exception):  # the other ranks wait for it, whatever has been raised here
+                with suppress(Exception):  # the other ranks wait for this sum even if an error was raised here
                     if request is not None:
                         request.wait()
                 if bucket is not None:
@@ -208,18 +226,18 @@ class Flight:
             del self._pending[0]
 
     def corrected(self) -> set[torch.Tensor]:
-        """The parameters whose momentum is in what was summed."""
+        """Return the parameters whose momentum is already part of the sum."""
         return {member.parameter for bucket in self.buckets if bucket.velocity is not None for member in bucket.members}
 
     def give_back(self) -> None:
-        """Wait for what has started, and put what it came to into the residuals: this step is not made on any rank."""
+        """Wait for the sums, and return their means to the residuals because no rank makes this step."""
         self.wait()
         while self.means:
             bucket, mean = self.means.popitem()
             bucket.give_back(mean)
 
     def abandon(self) -> None:
-        """Of a step that this rank was interrupted in before all had agreed to make it: tell the others in place of what they wait for."""
+        """End a step that was interrupted on this rank before all ranks had agreed to make it."""
         self.leave(SparseAllreduceError("a step was interrupted before it was made"))
         self.give_back()
 
@@ -235,7 +253,7 @@ class Flight:
 
 
 def translated(error: BaseException) -> Exception:
-    """The error as all ranks can raise it, which know the library's own classes only."""
+    """Return an error that every rank can raise, converted to one of the library's own classes if necessary."""
     if isinstance(error, SparseAllreduceError):
         return error
     text = str(error) or type(error).__name__
@@ -247,7 +265,10 @@ def translated(error: BaseException) -> Exception:
 
 
 def unscaled(optimizer: Any) -> tuple[float, bool]:
-    """By what gradients are to be multiplied, and whether one is infinite, as a GradScaler has told the optimiser."""
+    """Return the factor for unscaled gradients, and whether one of them is infinite.
+
+    A GradScaler sets both as attributes of the optimiser.
+    """
     scale, found = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
     factor = 1.0 if scale is None else 1.0 / float(torch.as_tensor(scale))
     return factor, found is not None and bool(float(found))

@@ -1,4 +1,7 @@
-"""What the ranks tell each other at the beginning of a step: who has gradients, and of which kind; and what has to be the same."""
+"""The message that the ranks exchange at the beginning of a step.
+
+It contains the kind of each gradient and the properties that must be the same on all ranks.
+"""
 
 from __future__ import annotations
 
@@ -20,27 +23,27 @@ from sparseallreduce.torch.flight import translated
 
 __all__ = ["NONE", "SPARSE", "STRIDED", "Header", "exchange", "norm_of", "on_any_rank", "settings", "terms", "text"]
 
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # in the text of a function or an object, which differs from rank to rank
-NONE, STRIDED, SPARSE = 0, 1, 2  # kinds of gradients; a sparse one whose indices have d dimensions is SPARSE + d - 1
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # an address in the text of an object, which differs between ranks
+NONE, STRIDED, SPARSE = 0, 1, 2  # kinds of gradients; the kind of a sparse gradient with d indexed dimensions is SPARSE + d - 1
 
 
 class Header(NamedTuple):
-    """What the ranks have agreed on."""
+    """The result of the agreement on a step."""
 
-    layouts: bytes  # the kind of each parameter's gradient on the ranks that have one
-    infinite: bool  # whether a rank has one that is infinite
+    layouts: bytes  # for each parameter, the kind of its gradient on the ranks that have a gradient
+    infinite: bool  # whether a rank has an infinite gradient
 
 
 def exchange(
     comm: Any, members: Sequence[Member], groups: Sequence[dict[str, Any]], step: int, infinite: bool, check: bool, error: Exception | None
 ) -> Header:
-    """Have the ranks agree on a step.
+    """Let the ranks agree on a step.
 
     Raises
     ------
     SparseAllreduceError
-        On every rank the same: ``error`` of any, MismatchError if steps or settings differ, or with ``check`` the parameters;
-        StreamTypeError if gradients do not fit.
+        The same error on every rank: the ``error`` of any rank; MismatchError if the steps, the settings or, with ``check``, the parameters
+        differ; StreamTypeError if a gradient has different kinds on different ranks.
     """
     record = b""
     try:
@@ -71,7 +74,7 @@ def exchange(
 
 
 def on_any_rank(comm: Any, struck: bool) -> bool:
-    """Whether something is so on any of the ranks."""
+    """Return whether the condition holds on any rank. Collective."""
 
     def told(_rank: int, _ranks: int) -> Generator[Step, Any, bool]:
         return any(each != b"\0" for each in (yield Share(bytes([struck]))))
@@ -80,7 +83,7 @@ def on_any_rank(comm: Any, struck: bool) -> bool:
 
 
 def terms(optimizer: Any, members: Sequence[Member]) -> tuple[tuple[str, str], ...]:
-    """What has to be the same on all ranks when parameters are added."""
+    """Return the properties that must be the same on all ranks when parameters are added, as names and texts."""
     said = {"optimiser": type(optimizer).__name__, "settings": optimizer._settings, "options": optimizer.options}
     said |= {"bucket_bytes": optimizer.bucket_bytes, "check_every": optimizer.check_every}
     said |= {"shapes of the parameters": [tuple(member.parameter.shape) for member in members]}
@@ -89,17 +92,17 @@ def terms(optimizer: Any, members: Sequence[Member]) -> tuple[tuple[str, str], .
 
 
 def settings(groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What groups have besides their parameters, as numbers that can be compared as text."""
+    """Return the settings of the groups without their parameters, with tensors as plain numbers."""
     return [{name: _plain(value) for name, value in group.items() if name not in ("params", "param_names")} for group in groups]
 
 
 def text(value: Any) -> str:
-    """A value as text that is the same on all ranks."""
+    """Return the value as text, without memory addresses, which differ between ranks."""
     return _ADDRESS.sub("", str(value))
 
 
 def norm_of(gradients: Iterable[torch.Tensor | None]) -> float:
-    """The L2 norm of all together, in double precision."""
+    """Return the L2 norm of all gradients together, in double precision."""
     given = [gradient for gradient in gradients if gradient is not None]
     return math.hypot(*norms(each.detach().coalesce().values() if each.is_sparse else each for each in given))
 

@@ -1,4 +1,7 @@
-"""The optimiser of PyTorch's that applies the means: a new one, or one that exists and is taken over with its groups and its state."""
+"""The optimiser of PyTorch that applies the means.
+
+It is either created here or an existing one, whose groups and state are taken over.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +21,22 @@ __all__ = ["in_full_precision", "made", "settings_of", "taken"]
 
 
 def settings_of(base: type[torch.optim.Optimizer]) -> Container[str]:
-    """Return the names of the settings of a class of optimisers."""
+    """Return the names of the constructor arguments of an optimiser class."""
     return inspect.signature(base.__init__).parameters
 
 
 def made(params: Any, outer: DistributedOptimizer, given: Mapping[str, Any]) -> torch.optim.Optimizer:
-    """Return a new optimiser of ``outer.base`` for these parameters, with these settings."""
+    """Return a new optimiser of the class ``outer.base`` for these parameters, with these settings."""
     return outer.base(params, **given, **({"comm": outer.comm} if "comm" in settings_of(outer.base) else {}))
 
 
 def taken(optimizer: torch.optim.Optimizer, kind: type[DistributedOptimizer], given: Mapping[str, Any]) -> torch.optim.Optimizer:
-    """Return an optimiser that exists.
+    """Return an existing optimiser after checking that it can be taken over.
 
     Raises
     ------
     AlgorithmError
-        If an optimiser of the class ``kind`` cannot take it over, or if there are settings beside its own.
+        If the class ``kind`` cannot take the optimiser over, or if ``given`` contains any settings.
     """
     if hasattr(optimizer, "gather_state_dict"):
         raise AlgorithmError(f"this {type(optimizer).__name__} sums gradients over the ranks already: pass what it was made of")
@@ -45,7 +48,7 @@ def taken(optimizer: torch.optim.Optimizer, kind: type[DistributedOptimizer], gi
 
 
 def in_full_precision(kept: Mapping[torch.Tensor, dict[str, Any]]) -> dict[torch.Tensor, dict[str, Any]]:
-    """Return what an optimiser keeps for its parameters, that of parameters of 16 bits in float32, as their master copies are."""
+    """Return the state of an optimiser by parameter, converted to float32 for 16-bit parameters, as their master copies are."""
     return {
         parameter: {name: _widened(value) if parameter.dtype in HALVES else value for name, value in each.items()}
         for parameter, each in kept.items()

@@ -1,4 +1,7 @@
-"""LARS and LAMB: rates of their own for layers, whose norms the ranks can share out among them (CommLib section 4.2)."""
+"""LARS and LAMB, which adapt the learning rate of each layer.
+
+The ranks can share the computation of the norms of the layers (CommLib section 4.2).
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,14 @@ from sparseallreduce.torch.parallel import parallel_map
 
 __all__ = ["LAMB", "LARS"]
 
-WORTH = 1_000_000  # elements from which on ranks share norms out, if they are not told to
+WORTH = 1_000_000  # the least number of elements for which ranks share the computation of norms by default
 
 
 class _Layerwise(torch.optim.Optimizer):
-    """What both have in common.
+    """The base class of LARS and LAMB.
 
-    ``adapt`` of a group says whether its layers have rates of their own: by default those with more than one dimension, and not biases and
-    the weights of normalisation layers.
+    ``adapt`` of a parameter group says whether its layers have adapted rates. By default this holds for parameters with more than one
+    dimension, and not for biases and the weights of normalisation layers.
     """
 
     def __init__(self, params: Any, defaults: dict[str, Any], comm: Any, parallel: bool | None) -> None:
@@ -33,7 +36,10 @@ class _Layerwise(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Make a step; collective where there is a ``comm``, whose ranks have the same parameters and gradients."""
+        """Make a step.
+
+        It is collective if the optimiser has a ``comm``, whose ranks must have the same parameters and gradients.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -49,7 +55,7 @@ class _Layerwise(torch.optim.Optimizer):
         return loss
 
     def _ratios(self, moved: Sequence[tuple[torch.Tensor, dict[str, Any], torch.Tensor]]) -> list[float]:
-        """By which the rate of each layer is multiplied."""
+        """Return the factor of the learning rate for each layer."""
         adapted = [
             place
             for place, (parameter, group, _) in enumerate(moved)
@@ -59,12 +65,12 @@ class _Layerwise(torch.optim.Optimizer):
         norms = self._norms(pairs)
         ratios = [1.0] * len(moved)
         for place, (of_weights, of_direction) in zip(adapted, norms):
-            if of_weights > 0 and of_direction > 0:  # a layer of zeros would never leave them
+            if of_weights > 0 and of_direction > 0:  # a layer of zeros would stay zero with a ratio of 0
                 ratios[place] = self._ratio(moved[place][1], of_weights, of_direction)
         return ratios
 
     def _norms(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[list[float]]:
-        """The L2 norms of the weights and the directions of layers."""
+        """Return the L2 norms of the weights and of the direction for each layer."""
         elements = sum(weights.numel() for weights, _ in pairs)
         shared = elements >= WORTH if self.parallel is None else self.parallel
         if shared and self.comm is not None and self.comm.size > 1:
@@ -73,7 +79,7 @@ class _Layerwise(torch.optim.Optimizer):
         return [flat[place : place + 2] for place in range(0, len(flat), 2)]
 
     def _direction(self, parameter: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
-        """Of which the norm is taken beside that of the parameter."""
+        """Return the direction of the step, whose norm is compared with that of the parameter."""
         raise NotImplementedError
 
     def _ratio(self, group: dict[str, Any], of_weights: float, of_direction: float) -> float:
@@ -88,25 +94,30 @@ def _two_norms(weights: torch.Tensor, direction: torch.Tensor) -> torch.Tensor:
 
 
 class LARS(_Layerwise):
-    """SGD with momentum whose rates are adapted to each layer (You et al., 2018; CommLib equation 11).
+    """SGD with momentum whose learning rate is adapted to each layer (You et al., 2018; CommLib equation 11).
 
-    ``velocity = momentum * velocity + ratio * (gradient + weight_decay * w); w -= lr * velocity``, where ``ratio`` is
-    ``trust * |w| / (|gradient| + weight_decay * |w|)``. The learning rate is outside of the velocity, as in PyTorch's SGD.
+    ``velocity = momentum * velocity + ratio * (gradient + weight_decay * w); w -= lr * velocity``, where ``ratio`` is ``trust * |w| /
+    (|gradient| + weight_decay * |w|)``. The learning rate multiplies the velocity, as in PyTorch's SGD.
 
     Parameters
     ----------
     params : iterable
+        The parameters or parameter groups, as for any optimiser of PyTorch.
     lr : float
+        The learning rate.
     momentum, weight_decay : float
+        The momentum and weight decay of the formula above.
     trust : float
-        The paper's γ.
+        The trust coefficient, γ in the paper.
     nesterov : bool
+        Whether to use Nesterov momentum.
     adapt : bool, optional
-        Of a group: whether its layers have rates of their own; by default those with more than one dimension.
+        Whether the layers have adapted rates, which can be set for each group. By default this holds for parameters with more than one
+        dimension.
     comm : mpi4py.MPI.Intracomm or SERIAL, optional
-        Of ranks that have the same parameters and gradients. ``distributed(LARS, ...)`` passes its own.
+        A communicator whose ranks have the same parameters and gradients. ``distributed(LARS, ...)`` passes its own.
     parallel : bool, optional
-        Whether the ranks share out the norms; by default where layers have a million elements or more in all.
+        Whether the ranks share the computation of the norms. By default they do if the layers have at least a million elements in all.
 
     Examples
     --------
@@ -163,22 +174,27 @@ class LARS(_Layerwise):
 
 
 class LAMB(_Layerwise):
-    """AdamW whose rates are adapted to each layer (You et al., 2020, algorithm 2).
+    """AdamW whose learning rate is adapted to each layer (You et al., 2020, algorithm 2).
 
-    ``w -= lr * |w| / |r| * r``, where ``r`` is the mean over the root of the second moment, both corrected for their beginning, plus
+    ``w -= lr * |w| / |r| * r``, where ``r`` is the mean divided by the root of the second moment, both with bias correction, plus
     ``weight_decay * w``.
 
     Parameters
     ----------
     params : iterable
+        The parameters or parameter groups, as for any optimiser of PyTorch.
     lr : float
+        The learning rate.
     betas : (float, float)
+        The decay rates of the first and the second moment.
     eps : float
+        Added to the root of the second moment.
     weight_decay : float
+        The weight decay of the formula above.
     clamp : float, optional
-        The largest norm of weights that counts (the paper's φ); none by default.
+        An upper limit for the norm of the weights in the ratio (φ in the paper). There is none by default.
     adapt, comm, parallel
-        As of :class:`LARS`.
+        See :class:`LARS`.
 
     Examples
     --------

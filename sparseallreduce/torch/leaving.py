@@ -1,4 +1,7 @@
-"""How a rank leaves a step because of an error: the other ranks are told in place of all operations that they wait for in it."""
+"""How a rank leaves a step after an error.
+
+It sends the error to the other ranks in place of every operation that they wait for in the step.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,11 @@ __all__ = ["leave", "leave_backward", "note_layouts", "sparse", "strided"]
 
 
 def leave(optimizer: DistributedOptimizer, error: BaseException) -> None:
-    """Leave a step because of an error that is raised in its call."""
+    """Leave a step after an error in the call of the step."""
     flight = optimizer._flight
     if flight is None:
         return
-    if flight.closed and not flight.arranged:  # there are as many buckets as on the other ranks
+    if flight.closed and not flight.arranged:  # the other ranks start as many sums as there are buckets
         flight.buckets = []
         note_layouts(optimizer, flight)
         buckets = len(grouped(strided(optimizer), optimizer.bucket_bytes, optimizer._everything))
@@ -33,20 +36,20 @@ def leave(optimizer: DistributedOptimizer, error: BaseException) -> None:
 
 
 def leave_backward(optimizer: DistributedOptimizer, error: BaseException) -> None:
-    """Leave a step because of an error in a hook, and so in back-propagation."""
+    """Leave a step after an error in a hook, which ends back-propagation."""
     if optimizer._flight is not None and optimizer._flight.closed:
         return
     optimizer._open().leave(error)
-    launching.leave(optimizer.comm, error, launching.latest(optimizer.comm))  # in place of the step's beginning, if nothing has been told
+    launching.leave(optimizer.comm, error, launching.latest(optimizer.comm))  # in place of the agreement on the step
 
 
 def note_layouts(optimizer: DistributedOptimizer, flight: Flight) -> None:
-    """Note of which kind the gradients of this step are."""
+    """Record the kinds of this step's gradients."""
     optimizer._layouts = bytes(max(pair) for pair in zip(optimizer._layouts, flight.layouts))
 
 
 def strided(optimizer: DistributedOptimizer) -> list[Member]:
-    """Return the parameters whose gradients are no sparse tensors."""
+    """Return the parameters whose gradients are not sparse tensors."""
     return [member for member in optimizer._members if optimizer._layouts[member.index] < SPARSE]
 
 

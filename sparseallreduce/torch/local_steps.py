@@ -1,4 +1,4 @@
-"""Optimisers whose ranks take several steps alone, and then sum what these have changed: SparseLoCo, DiLoCo and local SGD."""
+"""Optimisers whose ranks make several steps on their own and then combine their changes: SparseLoCo, DiLoCo and local SGD."""
 
 from __future__ import annotations
 
@@ -22,42 +22,43 @@ Array = NDArray[Any]
 
 
 class LocalSteps(torch.optim.Optimizer):
-    """The base of optimisers that take ``H`` steps of another optimiser on each rank alone between two sums over the ranks.
+    """The base of optimisers that make ``H`` steps of another optimiser on each rank between two sums over the ranks.
 
-    After ``H`` steps a rank's *change* is what its parameters were after the last sum, less what they are. The ranks combine their changes,
-    and all set their parameters to the same values, those after the last sum less the combined change times ``outer_lr``.
+    After ``H`` steps the *change* of a rank is the value of its parameters after the last sum minus their value now. The ranks combine
+    their changes. All ranks then set their parameters to the values after the last sum minus ``outer_lr`` times the combined change.
 
-    It is an ``Optimizer`` with the parameter groups of the inner one, for learning rate schedulers and the like. Buffers, such as running
-    means of normalisation layers, and the state of the inner optimiser stay each rank's own.
+    It has the parameter groups of the inner optimiser, so that learning rate schedulers work with it. Buffers, such as the running means of
+    normalisation layers, and the state of the inner optimiser are not shared between ranks. Construction is collective.
 
     Parameters
     ----------
     inner : torch.optim.Optimizer
-        Takes the steps of each rank. Its parameters are set to the values of rank 0. Construction is collective.
+        Makes the steps of each rank. Its parameters are set to the values of rank 0.
     H : int
-        Steps between two sums of the same parameters, at least 1.
+        The number of steps between two sums of the same parameters, at least 1.
     outer_lr : float
-        What the combined change is multiplied by.
+        The factor of the combined change.
     delay : int
-        Steps during which a sum is in flight before it is applied, from 0 to ``H``. With 0 a rank waits for it at once. Otherwise ranks go
-        on from their own parameters meanwhile, and what they change counts in the next sum.
+        The number of steps between the start of a sum and its application, from 0 to ``H``. With 0, a rank waits for the sum at once.
+        Otherwise it continues from its own parameters, and these later changes are part of the next sum.
     fragments : int
-        Parts of the parameters, of about as many elements each, that are summed in turn, ``H / fragments`` steps apart; at most ``H``.
+        The parameters are divided into this number of parts of about equal size, at most ``H``, which are summed in turn, ``H / fragments``
+        steps apart.
     progress : str
-        How a sum in flight moves on: "manual", in each step, or "thread", see :func:`sparseallreduce.iallreduce`.
+        How a running sum advances: "manual", in each step, or "thread", see :func:`sparseallreduce.iallreduce`.
     comm : mpi4py.MPI.Intracomm or SERIAL, optional
         ``MPI.COMM_WORLD`` by default.
 
     Attributes
     ----------
     local : sparseallreduce.optim.LocalSteps
-        What combines the changes.
+        The object that combines the changes.
 
     Raises
     ------
     SparseAllreduceError
-        On every rank the same: AlgorithmError or StreamTypeError for an argument that is wrong on any rank, MismatchError if ranks differ
-        in their settings or in the number of their parameters.
+        The same error on every rank: AlgorithmError or StreamTypeError if an argument is wrong on any rank, MismatchError if the ranks
+        differ in their settings or in the number of their parameters.
     """
 
     def __init__(self, inner: torch.optim.Optimizer, *, comm: Any = None, **settings: Any) -> None:
@@ -83,7 +84,7 @@ class LocalSteps(torch.optim.Optimizer):
 
     @abstractmethod
     def _new_local(self, parameters: Vector, **settings: Any) -> optim.LocalSteps:
-        """Return what combines the changes of these parameters."""
+        """Return the object that combines the changes of these parameters."""
 
     @property
     def comm(self) -> Any:
@@ -92,32 +93,34 @@ class LocalSteps(torch.optim.Optimizer):
 
     @property
     def H(self) -> int:
-        """Steps between two sums of the same parameters."""
+        """The number of steps between two sums of the same parameters."""
         return self.local.H
 
     @property
     def outer_lr(self) -> float:
-        """What the combined change is multiplied by."""
+        """The factor of the combined change."""
         return self.local.outer_lr
 
     @property
     def steps(self) -> int:
-        """Steps of the inner optimiser."""
+        """The number of steps of the inner optimiser."""
         return self.local.steps
 
     @property
     def sums(self) -> int:
-        """Sums over the ranks, of a fragment each."""
+        """The number of sums over the ranks, where each fragment counts."""
         return self.local.sums
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take a step of the inner optimiser; after every ``H`` of them, combine the changes of all ranks, which is collective.
+        """Make a step of the inner optimiser. After every ``H`` steps, combine the changes of all ranks, which is collective.
 
         Raises
         ------
         SparseAllreduceError
-            On every rank the same, if the sum fails on any. The parameters are those before the sum then, and :meth:`synchronize` goes on.
-            What the inner optimiser raises on one rank is raised on the others in their next sum.
+            The same error on every rank, if the sum fails on any rank. The parameters then have the values from before the sum, and
+            :meth:`synchronize` repeats it.
+
+            If the inner optimiser raises an error on one rank, the other ranks raise it in their next sum.
         """
         try:
             loss = self.inner.step(closure)
@@ -127,19 +130,25 @@ class LocalSteps(torch.optim.Optimizer):
         return loss
 
     def synchronize(self) -> None:
-        """Combine the changes since the last sum now, so that all ranks have the same parameters, as at the end of training. Collective."""
+        """Combine the changes since the last sum now, so that all ranks have the same parameters. Collective.
+
+        Call it at the end of training.
+        """
         self.local.synchronize()
 
     def finish(self) -> None:
-        """Wait for the sums in flight, and apply them. Collective."""
+        """Wait for the running sums, and apply them. Collective."""
         self.local.finish()
 
     def set_communicator(self, comm: Any) -> None:
-        """Go on with the ranks of another communicator, where each that is new constructs the same; see :class:`.optim.LocalSteps`."""
+        """Continue with the ranks of another communicator.
+
+        Each new rank constructs the same optimiser at this time. See :class:`.optim.LocalSteps`.
+        """
         comm = resolve(comm)
 
         def move() -> None:
-            agreed(comm, lambda: None)  # beside the check of those that construct theirs
+            agreed(comm, lambda: None)  # matches the check in the constructor on new ranks
             self.local.set_communicator(comm)
 
         together(comm, move)
@@ -149,33 +158,35 @@ class LocalSteps(torch.optim.Optimizer):
         self.inner.zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuse to add parameters once there are some: a sum has all of them."""
+        """Raise an error: parameters cannot be added after construction, because each sum contains all of them."""
         if hasattr(self, "local"):
             raise AlgorithmError("parameters cannot be added: construct a new optimiser, and load the state of the inner one")
         super().add_param_group(param_group)
 
     def check_replicas(self) -> None:
-        """Make sure that all ranks had bitwise identical parameters after the last sum. Collective.
+        """Check that all ranks had bitwise identical parameters after the last sum. Collective.
 
         Raises
         ------
         MismatchError
-            On every rank, if they had not.
+            On every rank, if the parameters differ.
         """
         self.local.check_replicas()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of this rank: that of the inner optimiser, and under ``"local_steps"`` that of the sums.
+        """Return the state of this rank: that of the inner optimiser, and the state of the sums under ``"local_steps"``.
 
-        Each rank saves its own, with the parameters of that time. A sum in flight is waited for, and applied later all the same.
+        For a checkpoint, each rank saves its own state together with its parameters. The call waits for a running sum, which is still
+        applied later.
         """
         return {**self.inner.state_dict(), "local_steps": _as_tensors(self.local.state())}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from a state that this rank has saved; the model's parameters are those of that time. Collective.
+        """Load a state that this rank has saved, after the parameters of the model were loaded. Collective.
 
-        With as many ranks, every bit is as it would have been. A rank without a state of its own, as where there are more ranks now, loads
-        that of rank 0. With another number of ranks, what SparseLoCo keeps for later sums on ranks that are no more is lost.
+        With the same number of ranks, training continues with bitwise identical results. A rank without a state of its own, as when there
+        are more ranks than before, loads the state of rank 0. With fewer ranks, the residuals that SparseLoCo kept on the other ranks are
+        lost.
 
         Raises
         ------
@@ -196,7 +207,7 @@ class LocalSteps(torch.optim.Optimizer):
 
 
 class _Tensors(Vector):
-    """The parameters of an optimiser, of any device and of 16 bits, too."""
+    """The parameters of an optimiser, on any device and also with 16 bits."""
 
     def __init__(self, groups: list[dict[str, Any]]) -> None:
         self._tensors = [parameter for group in groups for parameter in group["params"]]
@@ -215,7 +226,7 @@ class _Tensors(Vector):
             if parameter.is_contiguous():
                 parameter.view(-1)[part].copy_(torch.from_numpy(values))
             else:
-                flat = parameter.reshape(-1)  # a copy, where its elements do not lie in their order
+                flat = parameter.reshape(-1)  # a copy if its elements are not stored in order
                 flat[part].copy_(torch.from_numpy(values))
                 parameter.copy_(flat.reshape(parameter.shape))
 
@@ -228,7 +239,7 @@ def _sums_of(state_dict: Mapping[str, Any]) -> Any:
 
 
 def _as_tensors(state: Any) -> Any:
-    """Return a state with tensors in the place of arrays, which ``torch.load`` takes without trust in who has written it."""
+    """Return a state with arrays replaced by tensors, which ``torch.load`` accepts with ``weights_only=True``."""
     if isinstance(state, Mapping):
         return {name: _as_tensors(value) for name, value in state.items()}
     if isinstance(state, list):
@@ -247,21 +258,21 @@ def _as_arrays(state: Any) -> Any:
 class SparseLoCo(LocalSteps):
     """SparseLoCo (Sarfi et al., *Communication efficient LLM pre-training with SparseLoCo*, 2025, algorithm 1).
 
-    A sum has four parts. Each rank adds its change to what earlier sums left of it, times ``beta``; selects the largest values of each
-    chunk; sends these, in 2 bits each; and keeps the rest, and what the 2 bits lack. The mean over the ranks is applied.
+    A sum has four parts. Each rank adds its change to ``beta`` times its residual; selects the values of largest magnitude in each chunk;
+    sends them with 2 bits each; and keeps the other values and the quantisation error in the residual. All ranks apply the mean.
 
     Parameters
     ----------
     inner, H, outer_lr, delay, fragments, progress, comm
-        As for :class:`LocalSteps`.
+        See :class:`LocalSteps`.
     density : float
         The share of the parameters that a sum sends, above 0 and at most 1.
     beta : float
-        What is left of earlier changes counts by this factor in each sum, above 0 and at most 1; it takes the place of momentum.
+        The factor of the residual in each sum, above 0 and at most 1. It takes the place of momentum.
     codec : str
-        How values travel: "qsgd2", "qsgd4", "qsgd8", "float16", "bfloat16" or "exact"; see :class:`~sparseallreduce.TopkA`.
+        The encoding of the values: "qsgd2", "qsgd4", "qsgd8", "float16", "bfloat16" or "exact"; see :class:`~sparseallreduce.TopkA`.
     chunk : int
-        Parameters in a chunk.
+        The number of parameters in a chunk.
 
     Examples
     --------
@@ -302,16 +313,16 @@ class SparseLoCo(LocalSteps):
 class DiLoCo(LocalSteps):
     """DiLoCo (Douillard et al., *DiLoCo: Distributed low-communication training of language models*, 2023, algorithm 1).
 
-    The mean change of the ranks, which travels whole, is the gradient of an outer SGD with Nesterov's momentum.
+    The mean change of the ranks, which is sent in full, is the gradient of an outer SGD with Nesterov momentum.
 
     Parameters
     ----------
     inner, H, outer_lr, delay, fragments, progress, comm
-        As for :class:`LocalSteps`; the paper's outer rate is 0.7.
+        See :class:`LocalSteps`. The paper uses an ``outer_lr`` of 0.7.
     outer_momentum : float
-        Of the outer SGD, from 0 to below 1.
+        The momentum of the outer SGD, at least 0 and below 1.
     nesterov : bool
-        Whether that is Nesterov's.
+        Whether the outer SGD uses Nesterov momentum.
 
     Examples
     --------
@@ -341,12 +352,12 @@ class DiLoCo(LocalSteps):
 
 
 class LocalSGD(LocalSteps):
-    """Local SGD (Stich, *Local SGD converges fast and communicates little*, 2019): after ``H`` steps parameters are set to their mean.
+    """Local SGD (Stich, *Local SGD converges fast and communicates little*, 2019), which averages the parameters after every ``H`` steps.
 
     Parameters
     ----------
     inner, H, delay, fragments, progress, comm
-        As for :class:`LocalSteps`.
+        See :class:`LocalSteps`.
 
     Examples
     --------

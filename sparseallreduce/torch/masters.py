@@ -1,4 +1,7 @@
-"""What the optimiser beneath works on: the memory of the parameters themselves, or copies in float32 of those that have 16 bits."""
+"""Master copies in float32 of 16-bit parameters, which the inner optimiser updates.
+
+Parameters of other dtypes are updated in place.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ HALVES = (torch.float16, torch.bfloat16)
 
 
 class Masters:
-    """Parameters of 16 bits in float32, so that steps that are too small for 16 bits add up (Micikevicius et al., 2018, section 3.1)."""
+    """Float32 copies of 16-bit parameters, so that steps too small for 16 bits add up (Micikevicius et al., 2018, section 3.1)."""
 
     def __init__(self) -> None:
         self._copies: dict[torch.Tensor, torch.Tensor] = {}
@@ -23,7 +26,10 @@ class Masters:
         return parameter.dtype in HALVES
 
     def of(self, parameter: torch.Tensor) -> torch.Tensor:
-        """The tensor that stands for a parameter: on its memory, or its copy, in which what was changed from outside is taken over."""
+        """Return the tensor that the inner optimiser updates for a parameter.
+
+        This is the parameter itself or its float32 copy. Elements of the parameter that were changed from outside are copied first.
+        """
         if parameter.dtype not in HALVES:
             return parameter.detach()
         copy = self._copies.get(parameter)
@@ -31,20 +37,23 @@ class Masters:
             copy = self._copies[parameter] = parameter.detach().to(torch.float32)
         else:
             changed = parameter.detach() != copy.to(parameter.dtype)
-            copy.copy_(torch.where(changed, parameter.detach().to(torch.float32), copy))  # nothing that a GPU has to be waited for
+            copy.copy_(torch.where(changed, parameter.detach().to(torch.float32), copy))  # does not wait for the GPU
         return copy
 
     def round(self) -> None:
-        """Write the copies into their parameters."""
+        """Round the copies to the dtype of their parameters, and write them there."""
         for parameter, copy in self._copies.items():
             parameter.detach().copy_(copy)
 
     def state(self, parameters: Iterable[torch.Tensor]) -> dict[int, torch.Tensor]:
-        """The copies by the place of their parameter."""
+        """Return the copies by the position of their parameter."""
         return {place: self._copies[each].clone() for place, each in enumerate(parameters) if each in self._copies}
 
     def restore(self, parameters: Iterable[torch.Tensor], state: dict[int, torch.Tensor]) -> None:
-        """Take over copies: of parameters that are their rounded values; others were changed since."""
+        """Restore the copies in ``state``.
+
+        Where a parameter is not the rounded value of its copy, it was changed later, and its value is used.
+        """
         for place, parameter in enumerate(parameters):
             if parameter.dtype in HALVES:
                 self._copies.pop(parameter, None)
@@ -60,20 +69,23 @@ def apply(
     masters: Masters,
     corrected: Container[torch.Tensor] = (),
 ) -> None:
-    """Let an optimiser make a step with these gradients, and leave those of the parameters as they are.
+    """Let the inner optimiser make a step with the given gradients. The ``.grad`` of the parameters does not change.
 
     Parameters
     ----------
     inner : torch.optim.Optimizer
-        Its own groups and state are set for the step.
+        The inner optimiser, whose own groups and state are set for the step.
     groups : list of dict
+        The parameter groups of the outer optimiser.
     state : dict
-        Of what ``inner`` keeps for each parameter; it is brought up to date.
+        The state of ``inner`` for each parameter, which is updated.
     gradients : dict
-        By parameter; None for those that stay as they are.
+        The gradients by parameter, with None for a parameter that does not change.
     masters : Masters
+        The float32 copies of 16-bit parameters.
     corrected : container of tensors
-        Parameters whose gradients have momentum already. Their weight decay, which has not, is as many times as large as momentum makes it.
+        Parameters whose gradients already contain the momentum. Their weight decay does not, and is multiplied by 1 / (1 - momentum), as
+        momentum would do.
     """
     standing = {parameter: masters.of(parameter) for group in groups for parameter in group["params"]}
     inner.state = defaultdict(dict, {standing[each]: kept for each, kept in state.items() if each in standing})
@@ -96,5 +108,5 @@ def apply(
 
 
 def _without_momentum(group: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a group whose gradients have momentum already."""
+    """Return the settings of a group for gradients that already contain the momentum."""
     return {**group, "momentum": 0.0, "weight_decay": group["weight_decay"] / (1 - group["momentum"])}

@@ -1,4 +1,4 @@
-"""The mean gradients of a step, as the optimiser beneath takes them."""
+"""The mean gradients of a step, in the form that the inner optimiser takes."""
 
 from __future__ import annotations
 
@@ -32,28 +32,29 @@ def means(
     limit: Settings | None,
     masking: bool = False,
 ) -> Gradients:
-    """The mean gradient of each parameter, None of those that stay as they are.
+    """Return the mean gradient of each parameter, or None for a parameter that does not change.
 
     Parameters
     ----------
     flight : Flight
-        Whose sums are done.
+        The sums of the step, which are done.
     members : sequence of Member
         All parameters.
     sparse : sequence of (Member, Layout)
-        Those whose gradients are sparse tensors.
+        The parameters whose gradients are sparse tensors.
     unit : callable
-        What a gradient is multiplied by to go into a residual.
+        Returns the factor of a parameter's gradient in the residual.
     masters : Masters
+        The float32 copies of 16-bit parameters.
     limit : Settings, optional
-        By which the norm of the mean is clipped, if it is.
+        The settings that limit the norm of the mean, if it is clipped.
     masking : bool
-        Whether velocity stops where a value is applied.
+        Whether the velocity is set to zero where a value was applied.
 
     Raises
     ------
     DivergenceError
-        If the norm to be clipped is not finite: the same on all ranks.
+        If the norm to be clipped is not finite, the same on all ranks.
     """
     present = {member.index for member in members if flight.layouts[member.index] != header.NONE}
     gradients: Gradients = {}
@@ -66,7 +67,7 @@ def means(
     for (member, layout), mean in zip(sparse, flight.rows):
         gradients[member.parameter] = as_gradient(mean, layout, member.parameter) if member.index in present else None
     for member in members:
-        if not member.parameter.numel() and member.index in present:  # which is in no bucket
+        if not member.parameter.numel() and member.index in present:  # a parameter without elements is not in a bucket
             gradients[member.parameter] = torch.zeros_like(masters.of(member.parameter))
     if limit is not None:
         sparse_norms = norms_of_arrays([rows._stored.astype(np.float64) for rows in flight.rows])
@@ -79,9 +80,9 @@ def means(
 
 
 def _mean_of(bucket: Bucket, member: Member, own: slice, unit: float, masters: Masters) -> torch.Tensor:
-    """In units of gradients, and in the memory and layout of the parameter."""
+    """Return the mean of a parameter in the units of gradients, with the memory layout of the parameter."""
     part = bucket.flat[own]
-    if bucket.feedback is not None and unit == 0:  # the rate comes first, and nothing may move: what has come is kept
+    if bucket.feedback is not None and unit == 0:  # the learning rate is 0, so nothing may change: keep the mean in the residual
         bucket.feedback.residual[own] += bucket.vector[own]
         part.zero_()
     elif bucket.feedback is not None and unit != 1:

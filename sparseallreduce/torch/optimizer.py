@@ -1,4 +1,4 @@
-"""What all optimisers of this room have in common: a step sums the gradients of all ranks, and one of PyTorch's applies their mean."""
+"""The base of all optimisers of this package, which sum the gradients of all ranks and apply their mean."""
 
 from __future__ import annotations
 
@@ -33,71 +33,70 @@ __all__ = ["DistributedOptimizer"]
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
-    """A step by the mean of the gradients of all ranks, of which few values are sent.
+    """An optimiser that makes its steps with the mean gradient of all ranks and sends only a few values of it.
 
-    A step has four parts: the ranks agree on what they are about to do; gradients are packed into buckets; of each bucket the values of
-    largest magnitude are summed over the ranks, and the others wait in the residual of their rank; an optimiser of PyTorch's
-    (``base``) makes its step by the means.
+    A step has four parts. The ranks agree on the step. The gradients are packed into buckets. For each bucket, the values of largest
+    magnitude are summed over the ranks, and the others stay in the residual of their rank. An optimiser of PyTorch (``base``) makes its
+    step with the means. Construction is collective.
 
     Parameters
     ----------
     params : iterable of tensors, of (name, tensor) pairs, or of dicts; or an optimiser
-        As for any optimiser of PyTorch's. **They are set to the values of rank 0**, as is the state of an optimiser of ``base``, which is
-        taken over with its groups; use this one in its place. Construction is collective.
+        The parameters, as for any optimiser of PyTorch, or an existing optimiser of the class ``base``, whose groups and state are taken
+        over; use this one in its place. **The parameters, and the state, are set to the values of rank 0.**
     lr : float or tensor, optional
-        As of ``base``.
+        The learning rate of ``base``.
     density : float or callable
-        The share of a bucket's elements that a step sums, about, or what tells it from the number of the step, such as a
-        :class:`~sparseallreduce.optim.DensityWarmup`. A group may have its own.
+        The approximate share of a bucket's elements that a step sums, or a callable that returns it for the number of a step, such as a
+        :class:`~sparseallreduce.optim.DensityWarmup`. It can be set for each group.
     comm : mpi4py.MPI.Intracomm or SERIAL, optional
         ``MPI.COMM_WORLD`` by default.
     bucket_bytes : int
-        Most bytes of the gradients that are summed as one vector.
+        The largest size of a bucket in bytes.
     overlap : bool
-        Whether the sum of a bucket starts as soon as its gradients have come, while others are still computed. Gradients may then not be
-        changed between ``backward`` and ``step``, and all but the last ``backward`` of a step have to be in :meth:`no_sync`. The first
-        step does not overlap yet, nor do steps that a GradScaler makes, nor those of lossy sums with ``clip_norm``, which take the norm
-        of all gradients.
+        Whether the sum of a bucket starts as soon as its gradients are computed, while back-propagation continues. Gradients must then not
+        be changed between ``backward`` and ``step``, and all but the last ``backward`` of a step must be in :meth:`no_sync`. There is no
+        overlap in the first step, with a GradScaler, or in sparse sums with ``clip_norm``, which needs the norm of all gradients.
     clip_norm : float, optional
-        Limits the L2 norm of the gradient over all parameters: of a DenseSGD and the like that of the mean, as
-        ``torch.nn.utils.clip_grad_norm_`` does under DistributedDataParallel. With residuals each rank's own gradient is limited to
-        1 / sqrt(P) of it, before it is added to them (Lin et al., *Deep gradient compression*, 2018, section 3.2).
+        Limits the L2 norm of the gradient over all parameters. With a dense sum, such as DenseSGD, it limits the mean, as
+        ``torch.nn.utils.clip_grad_norm_`` does with DistributedDataParallel. With residuals, it limits each rank's own gradient to
+        1/sqrt(P) of this norm before adding it to the residual (Lin et al., *Deep gradient compression*, 2018, section 3.2).
     check_every : int
-        Every so many steps the ranks compare digests of their parameters; 0 for never. See :meth:`check_replicas`.
+        The ranks compare digests of their parameters after this many steps; 0 for never. See :meth:`check_replicas`.
     dense : bool, optional
-        Whether gradients are summed whole. By default those of parameters with one dimension or none are: biases, and the weights of
-        normalisation layers. A group may have its own, and ``reducer``, the name of another way to sum, as for :func:`distributed`, which
-        takes none of the options below.
+        Whether all elements of the gradients are summed. By default this holds for parameters with at most one dimension, such as biases
+        and the weights of normalisation layers. It can be set for each group, as can ``reducer``, the name of another reducer as for
+        :func:`distributed`, which takes none of the options below.
     momentum_correction : bool
-        Whether momentum is that of each rank's own gradients, before values are selected, as far as they have residuals (Lin et al.,
-        sections 3.1 and 3.2): what waits gains as much momentum as what does not. For SGD, without Nesterov's form and dampening. Weight
-        decay counts 1 / (1 - momentum) times, as momentum would make of it. It takes 4 bytes a parameter.
+        Whether each rank applies momentum to its own gradients before it selects values, for parameters with a residual (Lin et al.,
+        sections 3.1 and 3.2). It is available for SGD without Nesterov momentum and dampening. Weight decay is multiplied by
+        1/(1-momentum), as momentum would do. It takes 4 bytes for each parameter.
     momentum_masking : bool
-        With the correction: whether a velocity stops where its value was applied.
+        With momentum correction, whether the velocity is set to zero where its value was applied.
     **options
-        Of ``base``, such as ``momentum``, ``nesterov``, ``weight_decay`` or ``betas``; all others are those of the sum, see
-        :mod:`sparseallreduce.optim`.
+        Options of ``base``, such as ``momentum``, ``nesterov``, ``weight_decay`` or ``betas``. Any other option is passed to the reducer;
+        see :mod:`sparseallreduce.optim`.
 
     Attributes
     ----------
     steps : int
-        Steps taken, skipped ones left out.
+        The number of steps made, without skipped steps.
 
     Raises
     ------
     SparseAllreduceError
-        On every rank the same: AlgorithmError (a ValueError) or StreamTypeError (a TypeError) for what is wrong with an argument on any
-        rank, MismatchError if parameters or settings differ.
+        The same error on every rank: AlgorithmError (a ValueError) or StreamTypeError (a TypeError) if an argument is wrong on any rank,
+        MismatchError if the parameters or settings differ.
 
     Notes
     -----
-    Weight decay is not sent: each rank adds it to the mean, as all have the same parameters. A parameter without a gradient counts with
-    one of zero on that rank; if no rank has one, it stays as it is but for what its residuals still send.
+    Weight decay needs no communication: each rank adds it to the mean. A parameter without a gradient on one rank counts as zero there.
+    If no rank has a gradient for it, only the values in its residuals can change it.
     """
 
     recipe: ClassVar[type[Recipe]]
     base: ClassVar[type[torch.optim.Optimizer]] = torch.optim.SGD
-    _step_supports_amp_scaling = True  # a GradScaler leaves it to the step whether to be skipped, for which all ranks have to agree
+    _step_supports_amp_scaling = True  # a GradScaler lets the step decide whether to skip, which all ranks must agree on
 
     def __init__(
         self,
@@ -122,13 +121,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.bucket_bytes, self.check_every = bucket_bytes, check_every
             self._flight: Flight | None = None
             self._buckets: list[Bucket] = []
-            self._arranged: Any = None  # for what the buckets are arranged; None if they have to be
-            self._layouts = b""  # of the parameters' gradients, so far
+            self._arranged: Any = None  # what the buckets were arranged for; None if they must be arranged again
+            self._layouts = b""  # the kinds of the parameters' gradients so far
             self._waiting, self._masters, self._order = state.Waiting(), Masters(), Order()
-            self._scaled = False  # whether a GradScaler makes the steps
+            self._scaled = False  # whether the last step was made by a GradScaler
             self._overlap: Overlap | None = None
             self._constructed = False
-            self._fresh = False  # whether parameters may come from elsewhere since they were last compared
+            self._fresh = False  # whether parameters may have been replaced since the last comparison
             try:
                 known = settings_of(self.base)
                 self.options = {name: value for name, value in options.items() if name not in known}
@@ -140,7 +139,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 super().__init__(self._inner.param_groups, {**self._inner.defaults, "density": density, "dense": dense, "reducer": None})
                 self._collect()
                 intent = Intent(header.terms(self, self._members), 0)
-            except Exception as error:  # the other ranks wait to be told of it
+            except Exception as error:  # the other ranks wait for this error
                 intent = Intent((), 0, translated(error))
             agree(self.comm, intent, blocking=True)
             replicas.broadcast(self.comm, (member.parameter for member in self._members))
@@ -158,27 +157,27 @@ class DistributedOptimizer(torch.optim.Optimizer):
     @collective_in_order
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Make a step; ``.grad`` of the parameters is read, and left as it is; a loss is a mean over a rank's samples. Collective.
+        """Make a step with the mean of the ranks' gradients in ``.grad``, which does not change. Collective.
 
         Parameters
         ----------
         closure : callable, optional
-            Computes the gradients, and returns the loss.
+            Computes the gradients, and returns the loss, which should be the mean over this rank's samples.
 
         Raises
         ------
         SparseAllreduceError
-            On every rank the same: MismatchError if the groups' settings differ, or the parameters in a step that compares them;
-            StreamTypeError for gradients that do not fit each other; DivergenceError where a gradient to be clipped is not finite.
-            Parameters are as before then, and residuals have lost nothing.
+            The same error on every rank: MismatchError if the settings of the groups differ, or the parameters in a step that compares
+            them; StreamTypeError if the gradients do not fit together; DivergenceError if a gradient to be clipped is not finite. The
+            parameters then do not change, and no gradient is lost from the residuals.
 
         Notes
         -----
-        A step of a ``torch.amp.GradScaler`` is left out on all ranks if a gradient is infinite on any. Residuals are as before then.
+        With a ``torch.amp.GradScaler``, all ranks skip the step if a gradient is infinite on any rank. The residuals do not change.
 
-        Where a KeyboardInterrupt ends a step whose sums have begun, the other ranks may have applied them, and raise an error that names
-        it in their next step. So does this rank, which finishes the interrupted step before. Sums that it had not received yet are lost
-        to it: :meth:`synchronize` makes the replicas the same again.
+        If a KeyboardInterrupt ends a step whose sums have begun, the other ranks may have applied the sums, and raise an error that names
+        the interrupt in their next step. So does this rank, after it has completed the interrupted step. Sums that it had not received
+        are lost to it: :meth:`synchronize` makes the replicas equal again.
         """
         loss = None
         try:
@@ -186,7 +185,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 with torch.enable_grad():
                     loss = closure()
             if self._flight is not None and self._flight.closed:
-                with suppress(SparseAllreduceError):  # which the other ranks have raised in that step
+                with suppress(SparseAllreduceError):  # the other ranks have raised it in that step
                     self._finish(self._flight)
             flight = self._open()
             infinite = self._agree(flight)
@@ -200,7 +199,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters, with settings of their own. Collective; they are set to the values of rank 0."""
+        """Add parameters with their own settings, and set them to the values of rank 0. Collective."""
         if not self._constructed:
             super().add_param_group(param_group)
             return
@@ -223,7 +222,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Let gradients add up in ``backward`` without being summed over the ranks, for all but the last one of a step with overlap."""
+        """Return a context in which ``backward`` starts no sums: with overlap, for all but the last ``backward`` of a step."""
         if self._overlap is None:
             yield
         else:
@@ -231,18 +230,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 yield
 
     def check_replicas(self) -> None:
-        """Make sure that parameters are the same on all ranks, to the bit. Collective.
+        """Check that the parameters are bitwise identical on all ranks. Collective.
 
         Raises
         ------
         MismatchError
-            On every rank, if they are not.
+            On every rank, if they differ.
         """
         replicas.check(self.comm, self._members)
 
     @collective_in_order
     def synchronize(self) -> None:
-        """Begin anew from rank 0: its parameters, momenta and number of steps on all ranks. Residuals stay. Collective."""
+        """Set the parameters, the optimiser state and the number of steps to those of rank 0. Residuals do not change. Collective."""
         if self._flight is not None:
             self._flight.give_back()
             self._flight = None
@@ -250,45 +249,45 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @in_order
     def state_dict(self) -> dict[str, Any]:
-        """The state of this rank, as of any optimiser of PyTorch's, and under ``"sums"`` the residuals and thresholds of this rank.
+        """Return the state of this rank, with its residuals and thresholds under ``"sums"``.
 
-        For a checkpoint each rank saves its own, or rank 0 that of :meth:`gather_state_dict`.
+        For a checkpoint, each rank saves its own state, or rank 0 saves the state of :meth:`gather_state_dict`.
         """
         self._expect_idle()
         own = super().state_dict()
         for group in own["param_groups"]:
-            if callable(group["density"]):  # a program, which a state does not hold: the one that is there goes on
+            if callable(group["density"]):  # a function cannot be saved: loading keeps the one of the optimiser
                 del group["density"]
         return {**own, "sums": state.of_sums(self)}
 
     @collective_in_order
     def gather_state_dict(self) -> dict[str, Any] | None:
-        """The state with the residuals of all ranks, on rank 0, and None elsewhere. Collective."""
+        """Return the state with the residuals of all ranks on rank 0, and None on other ranks. Collective."""
         return state.gathered(self)
 
     @collective_in_order
     def load_state_dict(self, state_dict: Any, *, missing: str = "raise") -> None:
-        """Go on from a state, with the parameters of that time. Collective.
+        """Load a state, after the parameters of the same time were loaded. Collective.
 
-        With as many ranks, each of which loads what it has saved, every bit is as it would have been. With another number residuals are
-        shared out, in the measure in which they count for the mean then, and thresholds are found anew.
+        If there are as many ranks as before and each loads the state that it has saved, training continues with bitwise identical results.
+        With another number of ranks, residuals are scaled and divided among the ranks, and thresholds are estimated again.
 
         Parameters
         ----------
         state_dict : dict, or list of dict
-            What this rank has saved, the same of several ranks, what rank 0 has gathered, or the state of ``base`` itself, which has no
-            residuals.
+            The state that this rank has saved, a list of states of several ranks, the state gathered on rank 0, or a state of ``base``,
+            which has no residuals.
         missing : str
-            What to do if no rank brings the residual of some rank: "raise" a CheckpointError, or begin with "zeros".
+            What to do if no rank has the residual of some rank: "raise" a CheckpointError, or begin with "zeros".
         """
         state.load(self, state_dict, missing)
 
     @property
     @in_order
     def residuals(self) -> list[torch.Tensor | None]:
-        """What has come in on this rank and was not applied yet, of each parameter in the order of the groups, in float32 or float64.
+        """Copies of this rank's residuals, in the order of the parameters, in float32 or float64.
 
-        None where there is no residual. With Ok-Topk and plain SGD, of gradients times their rates. They are copies.
+        An entry is None for a parameter without a residual. Ok-Topk with SGD keeps gradients multiplied by their learning rates.
         """
         return state.residuals(self)
 
@@ -297,11 +296,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def _everything(self) -> bool:
-        """Whether all gradients are summed whole."""
+        """Whether all elements of all gradients are summed."""
         return self.recipe.name == "dense"
 
     def _unit(self, member: Member) -> float:
-        """What a gradient is multiplied by to go into a residual: with Ok-Topk and plain SGD its learning rate."""
+        """Return the factor of a parameter's gradient in the residual: with Ok-Topk and plain SGD its learning rate, otherwise 1."""
         rate_first = recipe_of(member.group["reducer"], self.recipe).rate_first and self.base is torch.optim.SGD
         return float(member.group["lr"]) if rate_first else 1.0
 
@@ -319,10 +318,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise AlgorithmError(f"check_every is a number of steps, or 0 for never, not {self.check_every}")
         if self._settings.momentum_correction and self.base is not torch.optim.SGD:
             raise AlgorithmError(f"momentum correction is one of SGD's momentum: {self.base.__name__} has none")
-        self._make(64, 8)  # whether it knows the options
+        self._make(64, 8)  # raises an error for an unknown option
 
     def _collect(self) -> None:
-        """Note which parameters there are; buckets are arranged by the next step."""
+        """Collect the parameters of the groups. The next step arranges the buckets."""
         self._members = listed(self.param_groups, self._settings.momentum_correction)
         self._order = self._order.of(member.parameter for member in self._members)
         self._index = {member.parameter: member.index for member in self._members}
@@ -337,18 +336,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise AlgorithmError("a step has begun and is not finished: call step first")
 
     def _wanted(self) -> Any:
-        """For what buckets are arranged: densities, and what is dense or sparse."""
+        """Return what the arrangement of the buckets depends on: the kinds of gradients, and the densities."""
         return self._layouts, [(group["density"], group["dense"]) for group in self.param_groups]
 
     def _arrange(self) -> None:
-        """Arrange the parameters in buckets; residuals go with their parameters, thresholds with buckets that are as before."""
+        """Arrange the buckets again. Residuals stay with their parameters, thresholds with unchanged buckets."""
         self._waiting.take_from(self._buckets, self._unit)
         self._buckets = self._arranged_anew(leaving.strided(self))
         self._waiting.give_to(self._buckets, self._unit)
         self._arranged = self._wanted()
 
     def _open(self) -> Flight:
-        """The sums of this step."""
+        """Return the sums of this step, and begin them if necessary."""
         if self._flight is None or self._flight.broken:
             if self._flight is not None:
                 self._flight.abandon()
@@ -360,9 +359,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @in_order
     def _came(self, parameter: torch.Tensor) -> None:
-        """A gradient has come: start the sums that wait for no other one."""
+        """Start each sum whose gradients are all computed, after the gradient of this parameter was."""
         if self._flight is not None and self._flight.closed:
-            return  # the step before was interrupted, and is finished first
+            return  # the previous step was interrupted and must be completed first
         flight = self._open()
         if not flight.early or self._overlap is None:
             return
@@ -378,7 +377,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         leaving.leave_backward(self, error)
 
     def _agree(self, flight: Flight) -> bool:
-        """Have the ranks agree on this step, and start its sums; returns whether it is to be left out instead."""
+        """Let the ranks agree on this step, and start its sums. Return whether the step is skipped."""
         scaled = hasattr(self, "found_inf")
         if flight.early:
             if scaled:
@@ -430,14 +429,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         flight.start(pack)
 
     def _clip(self, factor: float) -> float:
-        """What this rank's gradient is multiplied by besides."""
+        """Return the factor by which this rank's gradient is clipped."""
         if self._settings.clip_norm is None or self._everything:
             return 1.0
         norm = header.norm_of(member.parameter.grad for member in self._members) * factor
         return self._settings.clipped(finite_norm(norm), self.comm.size)
 
     def _finish(self, flight: Flight) -> None:
-        """Wait for the sums, and apply them."""
+        """Wait for the sums, and apply their means."""
         flight.wait()
         self._flight = None
         if flight.failure is not None:

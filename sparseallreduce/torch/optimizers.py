@@ -1,4 +1,4 @@
-"""The optimisers of this room: each way to sum gradients, with PyTorch's SGD, Adam and AdamW; and with any other of its optimisers."""
+"""The optimisers of this package: each reducer with PyTorch's SGD, and :func:`distributed` for other optimisers."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ def distributed(base: torch.optim.Optimizer, reducer: str = "oktopk", **options:
 def distributed(
     base: type[torch.optim.Optimizer] | torch.optim.Optimizer, reducer: str = "oktopk", **options: Any
 ) -> type[DistributedOptimizer] | DistributedOptimizer:
-    """Return an optimiser, or a class of optimisers, that takes its steps by the mean of all ranks' gradients.
+    """Return an optimiser, or a class of optimisers, whose steps use the mean gradient of all ranks.
 
     Parameters
     ----------
     base : torch.optim.Optimizer or type
-        An optimiser that exists, or a class of optimisers. Its step reads ``.grad`` once: this holds for all of ``torch.optim`` but LBFGS,
-        and for most of other packages.
+        An existing optimiser, or a class of optimisers. Its step must read ``.grad`` only once. This holds for all classes in
+        ``torch.optim`` except LBFGS, and for most others.
     reducer : str
-        What sums the gradients: "oktopk", "gtopk", "topk", "approximate-topk", "mstopk", "hitopk" or "dense"; or "auto", which
-        takes the fastest of some for each bucket: see :class:`AutoSGD`.
+        What sums the gradients: "oktopk", "gtopk", "topk", "approximate-topk", "mstopk", "hitopk" or "dense"; or "auto", which chooses the
+        fastest for each bucket: see :class:`AutoSGD`.
     **options
-        With an optimiser: ``density``, ``comm``, ``overlap`` and the other parameters of :class:`DistributedOptimizer` but its first two.
+        With an existing optimiser: ``density``, ``comm``, ``overlap`` and the other keyword arguments of :class:`DistributedOptimizer`.
 
     Returns
     -------
     DistributedOptimizer or type
-        With an optimiser, one that takes its place: it has its groups and its state, which are set to those of rank 0, and learning rate
-        schedulers of the former go on working. Construction is collective. With a class, a class whose constructor takes the arguments of
-        ``base``, and those of :class:`DistributedOptimizer`.
+        For an optimiser, one that takes its place with its groups and its state, which are set to those of rank 0. Learning rate schedulers
+        of the given optimiser continue to work. Construction is collective. For a class, a class whose constructor takes the arguments of
+        ``base`` and of :class:`DistributedOptimizer`.
 
     Raises
     ------
     AlgorithmError
-        If there is no such reducer or option, or ``base`` calls its closure several times.
+        If there is no such reducer or option, or if ``base`` calls its closure several times.
 
     Examples
     --------
@@ -60,7 +60,6 @@ def distributed(
     >>> optimizer = distributed(optimizer, "oktopk", density=0.5, comm=sar.SERIAL)          # under mpiexec without comm
     >>> layer(torch.ones(4)).sum().backward()
     >>> optimizer.step()
-
     >>> kind = distributed(torch.optim.RMSprop, "gtopk")
     >>> optimizer = kind(layer.parameters(), lr=0.01, alpha=0.9, density=0.5, comm=sar.SERIAL)
     """
@@ -74,7 +73,7 @@ def distributed(
 
 @cache
 def _kind(base: type[torch.optim.Optimizer], reducer: str) -> type[DistributedOptimizer]:
-    """Return the class of optimisers that applies the means of a reducer by ``base``."""
+    """Return the class of optimisers that sums with the given reducer and applies the means with ``base``."""
     recipe = recipe_of(reducer)
     if issubclass(base, torch.optim.LBFGS):
         raise AlgorithmError("LBFGS calls its closure several times a step, each with gradients of its own: take another optimiser")
@@ -85,9 +84,9 @@ def _kind(base: type[torch.optim.Optimizer], reducer: str) -> type[DistributedOp
 
 
 class OkTopkSGD(DistributedOptimizer):
-    """Ok-Topk SGD (Ok-Topk section 4, algorithm 2): the largest of the sum of the ranks' largest, for O(k) words a rank.
+    """Ok-Topk SGD (Ok-Topk section 4, algorithm 2): sends O(k) words per rank, and applies the largest values of the sum.
 
-    Residuals are of gradients times the learning rate of their step. Parameters are those of :class:`DistributedOptimizer`, of
+    Residuals hold gradients multiplied by the learning rate of their step. It takes the parameters of :class:`DistributedOptimizer`, of
     ``torch.optim.SGD`` (``momentum``, ``dampening``, ``weight_decay``, ``nesterov``, ``maximize``) and of :class:`~sparseallreduce.OkTopk`.
 
     Examples
@@ -105,46 +104,55 @@ class OkTopkSGD(DistributedOptimizer):
 
 
 class GTopkSGD(DistributedOptimizer):
-    """gTop-k S-SGD (gTop-k section III-E, algorithm 4): the k largest along a tree of ranks; what was sent in vain is put back."""
+    """gTop-k S-SGD (gTop-k section III-E, algorithm 4): selects the k largest values along a tree of ranks.
+
+    Values that the tree drops return to the residual.
+    """
 
     recipe = optim.GTopkSGD
 
 
 class TopKSGD(DistributedOptimizer):
-    """TopK SGD (thesis section 2.4, algorithm 2): each rank's k largest magnitudes, summed by an exact sparse allreduce."""
+    """TopK SGD (thesis section 2.4, algorithm 2): an exact sparse allreduce of each rank's k largest values."""
 
     recipe = optim.TopKSGD
 
 
 class ApproximateTopKSGD(DistributedOptimizer):
-    """TopK SGD with the thesis's approximate selection: see :class:`sparseallreduce.optim.ApproximateTopKSGD`. Take little momentum."""
+    """TopK SGD with the thesis's approximate selection. See :class:`sparseallreduce.optim.ApproximateTopKSGD`.
+
+    It works best with little momentum.
+    """
 
     recipe = optim.ApproximateTopKSGD
 
 
 class MSTopKSGD(DistributedOptimizer):
-    """Top-k SGD with MSTopK's selection by a search of thresholds, and an allgather (CommLib section 3.1, algorithm 1)."""
+    """Top-k SGD with MSTopK, which selects by a search for a threshold, and an allgather (CommLib section 3.1, algorithm 1)."""
 
     recipe = optim.MSTopKSGD
 
 
 class HiTopKSGD(DistributedOptimizer):
-    """Top-k SGD by HiTopKComm: dense sums inside every host, MSTopK of them, and an allgather between hosts (CommLib section 3.2)."""
+    """Top-k SGD with HiTopKComm (CommLib section 3.2).
+
+    It makes dense sums inside each host, selects with MSTopK, and gathers the values between hosts.
+    """
 
     recipe = optim.HiTopKSGD
 
 
 class DenseSGD(DistributedOptimizer):
-    """Data-parallel SGD by a dense allreduce: the baseline. Its density is that of nothing."""
+    """Data-parallel SGD with a dense allreduce, as a baseline. It ignores the density."""
 
     recipe = optim.DenseSGD
 
 
 class AutoSGD(ChoosingOptimizer):
-    """Top-k SGD by the reducer that is expected to take the least time for each bucket: see :class:`~sparseallreduce.Auto`.
+    """Top-k SGD with the reducer that is expected to be fastest for each bucket. See :class:`~sparseallreduce.Auto`.
 
-    Parameters are those of :class:`DistributedOptimizer`, of ``torch.optim.SGD`` and of :class:`~sparseallreduce.Auto`: ``candidates``
-    restricts the choice. :meth:`explain` says what is chosen, and why.
+    It takes the parameters of :class:`DistributedOptimizer`, of ``torch.optim.SGD`` and of :class:`~sparseallreduce.Auto`. ``candidates``
+    restricts the choice. :meth:`explain` returns the choice and its reasons.
 
     Examples
     --------

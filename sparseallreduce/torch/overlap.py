@@ -1,4 +1,4 @@
-"""Gradients that are summed while others are still computed: hooks that PyTorch calls when one has come."""
+"""Hooks by which PyTorch reports each gradient as soon as it is computed, so that sums overlap with back-propagation."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["Overlap"]
 
 
 class Overlap:
-    """Hooks on parameters.
+    """Hooks on parameters, which call an optimiser for each computed gradient.
 
     Parameters
     ----------
     came : callable
-        A bound method, told of every parameter whose gradient has come; its object is not kept alive.
+        A bound method, called with each parameter whose gradient has been computed. Its object is only referenced weakly.
     left : callable
-        Another, told of an error that leaves a hook, and so back-propagation.
+        A bound method, called with an error in a hook, which ends back-propagation.
     """
 
     def __init__(self, came: Callable[[torch.Tensor], None], left: Callable[[BaseException], None]) -> None:
@@ -29,7 +29,7 @@ class Overlap:
         self._watched: dict[torch.Tensor, Any] = {}
 
     def watch(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Put a hook on those that have none yet and take part in differentiation."""
+        """Add a hook to each parameter that requires a gradient and has no hook yet."""
         for parameter in parameters:
             if parameter not in self._watched and parameter.requires_grad:
                 self._watched[parameter] = parameter.register_post_accumulate_grad_hook(_Hook(weakref.ref(self)))
@@ -38,20 +38,20 @@ class Overlap:
         return parameter in self._watched and parameter.requires_grad
 
     def tell(self, parameter: torch.Tensor) -> None:
-        """What the hooks do."""
+        """Report that the gradient of a parameter has been computed."""
         came = self._came()
         if came is not None and not self.paused:
             came(parameter)
 
     def leave(self, error: BaseException) -> None:
-        """Tell the owner of the hooks of an error that leaves back-propagation."""
+        """Report an error that ends back-propagation."""
         left = self._left()
         if left is not None and not self.paused:
             left(error)
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Let gradients come, and add up, without telling of them."""
+        """Return a context in which gradients are not reported."""
         before, self.paused = self.paused, True
         try:
             yield
@@ -64,7 +64,7 @@ class Overlap:
 
 
 class _Hook:
-    """Forgets its optimiser when nobody else needs that."""
+    """A hook on one parameter, with only a weak reference to the optimiser."""
 
     def __init__(self, overlap: weakref.ref[Overlap]) -> None:
         self._overlap = overlap

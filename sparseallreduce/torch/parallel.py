@@ -1,4 +1,7 @@
-"""The parallel tensor operator: what all ranks would compute of the same tensors, each computes in part (CommLib section 4.2)."""
+"""The parallel tensor operator (CommLib section 4.2).
+
+Each rank computes a part of what every rank would otherwise compute in full.
+"""
 
 from __future__ import annotations
 
@@ -22,28 +25,28 @@ _LENGTH_BYTES = 8
 
 
 def parallel_operator(operator: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor, comm: Any = None) -> torch.Tensor:
-    """``operator(tensor)``, of which each rank computes a piece (CommLib equations 12 to 14). Collective.
+    """Return ``operator(tensor)``, of which each rank computes a part (CommLib equations 12 to 14). Collective.
 
     Parameters
     ----------
     operator : callable
-        Takes a piece along the first dimension, and returns that piece of the result: what it does to a row depends on no other row, as of
-        elementwise functions, or norms of rows.
+        Takes some rows of the tensor and returns the same rows of the result. A row of the result must not depend on other rows, as with
+        elementwise functions or the norms of rows.
     tensor : tensor
-        The same on all ranks, with a dimension at least.
+        A tensor with at least one dimension, the same on all ranks.
     comm : mpi4py.MPI.Intracomm or SERIAL, optional
         ``MPI.COMM_WORLD`` by default.
 
     Returns
     -------
     tensor
-        The same on all ranks, to the bit.
+        The result, bitwise identical on all ranks.
 
     Raises
     ------
     SparseAllreduceError
-        On every rank the same: what the operator raises on any, a MismatchError if shapes or dtypes differ, a StreamTypeError if a piece of
-        the result has not as many rows as it was given.
+        The same error on every rank: an error of the operator on any rank, a MismatchError if shapes or dtypes differ, a StreamTypeError if
+        the operator does not return as many rows as it was given.
 
     Examples
     --------
@@ -69,28 +72,29 @@ def parallel_operator(operator: Callable[[torch.Tensor], torch.Tensor], tensor: 
 
 
 def parallel_map(operator: Callable[..., torch.Tensor], tensors: Sequence[Any], comm: Any = None) -> list[torch.Tensor]:
-    """``[operator(tensor) for tensor in tensors]``, of which each rank computes some. Collective.
+    """Return ``[operator(tensor) for tensor in tensors]``, of which each rank computes some. Collective.
 
-    Layers are shared out as they follow each other, so that each rank has about as many elements (CommLib section 4.2 shares out as many
-    layers).
+    Each rank gets consecutive tensors with about the same number of elements in all. (CommLib section 4.2 gives each rank the same number
+    of layers.)
 
     Parameters
     ----------
     operator : callable
-        Of a tensor, or of several where ``tensors`` has tuples of them.
+        Takes a tensor, or several if ``tensors`` contains tuples.
     tensors : sequence of tensors, or of tuples of tensors
-        The same on all ranks.
+        The arguments, the same on all ranks.
     comm : mpi4py.MPI.Intracomm or SERIAL, optional
+        ``MPI.COMM_WORLD`` by default.
 
     Returns
     -------
     list of tensor
-        The same on all ranks, to the bit, on the processor.
+        The results on the CPU, bitwise identical on all ranks.
 
     Raises
     ------
     SparseAllreduceError
-        As of :func:`parallel_operator`.
+        See :func:`parallel_operator`.
 
     Examples
     --------
@@ -111,14 +115,14 @@ def parallel_map(operator: Callable[..., torch.Tensor], tensors: Sequence[Any], 
 
 
 def shares(weights: Sequence[int], ranks: int) -> list[int]:
-    """Where the share of each rank begins, and the last ends, of things that weigh so much, in their order.
+    """Divide items into consecutive parts of about equal weight, one for each rank, and return the bounds of the parts.
 
     >>> shares([1, 1, 8, 1, 1], 3), shares([5], 2), shares([], 2)
     ([0, 2, 3, 5], [0, 1, 1], [0, 0, 0])
     """
     total, passed, bounds = sum(weights), 0, [0]
     for place, weight in enumerate(weights):
-        middle = passed + weight / 2  # where most of it lies, so that a heavy one is alone
+        middle = passed + weight / 2  # an item belongs to the part that contains its middle, so that a heavy item gets a part of its own
         while len(bounds) < ranks and middle > total * len(bounds) / ranks:
             bounds.append(place)
         passed += weight
@@ -126,13 +130,13 @@ def shares(weights: Sequence[int], ranks: int) -> list[int]:
 
 
 def _joined(comm: Any, compute: Callable[[], list[torch.Tensor]], what: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The tensors that the ranks have computed, in their order."""
+    """Return the tensors that the ranks have computed, in the order of the ranks."""
     record = b""
     try:
         record = _packed(compute())
         said = {"operation": what, "shapes": [tuple(each.shape) for each in tensors], "dtypes": [each.dtype for each in tensors]}
         intent = Intent(tuple((name, str(value)) for name, value in said.items()), 0)
-    except Exception as error:  # the other ranks wait to be told of it
+    except Exception as error:  # the other ranks wait for this error
         intent = Intent((), 0, translated(error))
 
     def told(_rank: int, _ranks: int) -> Generator[Step, Any, list[bytes]]:
@@ -145,12 +149,12 @@ def _joined(comm: Any, compute: Callable[[], list[torch.Tensor]], what: str, ten
 
 
 def _packed(tensors: Sequence[torch.Tensor]) -> bytes:
-    """As bytes: dtypes and shapes, and the values."""
+    """Return the tensors as bytes: their dtypes and shapes, followed by their values."""
     if not all(isinstance(each, torch.Tensor) for each in tensors):
         raise StreamTypeError("the operator returns a tensor")
     outline = pickle.dumps([(str(each.dtype).removeprefix("torch."), tuple(each.shape)) for each in tensors])
     values = [each.detach().contiguous().reshape(-1).view(torch.uint8) for each in tensors if each.numel()]
-    together = torch.cat(values).cpu().numpy().tobytes() if values else b""  # of a GPU in one copy
+    together = torch.cat(values).cpu().numpy().tobytes() if values else b""  # one copy from a GPU
     return b"".join([len(outline).to_bytes(_LENGTH_BYTES, "little"), outline, together])
 
 

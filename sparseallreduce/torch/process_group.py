@@ -1,8 +1,8 @@
-"""PyTorch's process group between the ranks of MPI: the environment that ``torchrun`` would give each of them, without ``torchrun``.
+"""Initialisation of PyTorch's process group between the ranks of MPI, without ``torchrun``.
 
-The ranks find out through MPI which of them share a host, and where rank 0 can be reached. Rank 0 holds the store by which PyTorch's
-backends find each other, as the agent of ``torchrun`` does: its port is taken before the others learn its number, so that no other
-process can take it in between.
+The ranks find out through MPI which of them share a host, and at which address they can reach rank 0. Rank 0 runs the store through which
+PyTorch's backends find each other, as the agent of ``torchrun`` does. It opens the port before it sends its number to the other ranks, so
+that no other process can take the port.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from sparseallreduce.runtime.objects import agreed, collective, gather, told
 __all__ = ["init_process_group", "set_environment"]
 
 _LOOPBACK = "127.0.0.1"
-_SECONDS = 3.0  # to wait for an address to answer
+_SECONDS = 3.0  # the longest wait for an address to answer
 _SIOCGIFADDR = 0x8915  # Linux: the address of a network interface
 _REQUEST = struct.Struct("256s")
 
-_groups = 0  # that have used the store of this process
-_store: Any = None  # of rank 0, which serves as long as the process lives
+_groups = 0  # the number of process groups that have used the store
+_store: Any = None  # the store of rank 0, kept for the lifetime of the process
 
 
 def init_process_group(backend: str | None = None, comm: Any = None, **options: Any) -> None:
@@ -42,25 +42,24 @@ def init_process_group(backend: str | None = None, comm: Any = None, **options: 
     Parameters
     ----------
     backend : str, optional
-        "gloo", "nccl", or another of PyTorch's backends; by default PyTorch's choice, gloo for tensors of the host and nccl for those of
-        GPUs.
+        "gloo", "nccl", or another backend of PyTorch. By default PyTorch uses gloo for CPU tensors and nccl for GPU tensors.
     comm : mpi4py.MPI.Intracomm or SERIAL, optional
         ``MPI.COMM_WORLD`` by default.
     **options
-        Passed on to ``torch.distributed.init_process_group``; ``init_method``, ``store``, ``rank`` and ``world_size`` are not accepted.
+        Options of ``torch.distributed.init_process_group``, except ``init_method``, ``store``, ``rank`` and ``world_size``.
 
     Raises
     ------
     SparseAllreduceError
-        On every rank, if an option is not accepted, or if the ranks cannot reach rank 0.
+        On every rank, if an option is not accepted, or if a rank cannot reach rank 0.
     LauncherError
-        If a launcher has started several processes that MPI does not connect, as ``torchrun`` does.
+        If several processes were started without a connection through MPI, as ``torchrun`` does.
     ValueError
         If a process group is initialised already.
 
     Notes
     -----
-    Sets the variables of :func:`set_environment`, so that a script finds ``LOCAL_RANK`` in its environment.
+    It sets the variables of :func:`set_environment`, so that a script finds ``LOCAL_RANK`` in its environment.
 
     Examples
     --------
@@ -78,7 +77,7 @@ def init_process_group(backend: str | None = None, comm: Any = None, **options: 
     found = set_environment(comm)
     own = distributed.TCPStore(found["MASTER_ADDR"], int(found["MASTER_PORT"]), comm.size, is_master=False)
     _groups += comm.rank == 0
-    store = distributed.PrefixStore(f"group {gather(comm, _groups)[0]}", own)  # whose keys are no later group's
+    store = distributed.PrefixStore(f"group {gather(comm, _groups)[0]}", own)  # with keys that no later group uses
     distributed.init_process_group(backend, store=store, rank=comm.rank, world_size=comm.size, **options)
 
 
@@ -87,18 +86,18 @@ def set_environment(comm: Any) -> dict[str, str]:
     """Set the environment variables that ``torchrun`` sets, for ``torch.distributed`` to use. Collective.
 
     These are RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, GROUP_WORLD_SIZE, ROLE_RANK, ROLE_WORLD_SIZE, ROLE_NAME,
-    MASTER_ADDR, MASTER_PORT and those that begin with TORCHELASTIC. Where OMP_NUM_THREADS is not set, the ranks of a host share its cores,
-    and PyTorch is told so.
+    MASTER_ADDR, MASTER_PORT and those that begin with TORCHELASTIC. If OMP_NUM_THREADS is not set, it is set to divide the cores of a host
+    among its ranks, and the number of PyTorch's threads is set as well.
 
     Parameters
     ----------
     comm : mpi4py.MPI.Intracomm or SERIAL
-        MASTER_ADDR and MASTER_PORT in the environment of its rank 0 are taken, if they are set.
+        The communicator. If MASTER_ADDR and MASTER_PORT are set in the environment of its rank 0, they are used.
 
     Returns
     -------
     dict
-        The variables.
+        The variables and their values.
 
     Raises
     ------
@@ -115,7 +114,7 @@ def set_environment(comm: Any) -> dict[str, str]:
     found |= {"TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0"}
     if "OMP_NUM_THREADS" not in os.environ:
         found["OMP_NUM_THREADS"] = str(threads)
-        torch.set_num_threads(threads)  # which has read the variable already
+        torch.set_num_threads(threads)  # PyTorch has read the variable already
     os.environ.update(found)
     return found
 
@@ -128,7 +127,7 @@ def _check(refused: Iterable[str]) -> None:
 
 
 def _positions(places: list[Place], rank: int) -> dict[str, str]:
-    """Return the variables that say which rank this is, of all and of its host."""
+    """Return the variables for the number of this rank, among all ranks and on its host."""
     neighbours = same_host(places, rank)
     hosts = list(dict.fromkeys(place.host for place in places))
     numbers = {
@@ -145,13 +144,13 @@ def _positions(places: list[Place], rank: int) -> dict[str, str]:
 
 
 def _threads(places: list[Place], rank: int) -> int:
-    """Return how many threads a rank may use, if the ranks of its host share the cores."""
+    """Return the number of threads of a rank if the ranks of its host share the cores equally."""
     neighbours = same_host(places, rank)
     return max(1, count_cores(places[other] for other in neighbours) // len(neighbours))
 
 
 def _open_store(ranks: int) -> int:
-    """Open the store of rank 0, or keep the one that is open; return its port."""
+    """Open the store on rank 0, unless it is open, and return its port."""
     global _store
     if _store is None:
         given = os.environ.get("MASTER_PORT", "0")
@@ -186,7 +185,7 @@ def _answers(address: str, port: int) -> bool:
 
 
 def _addresses(one_host: bool) -> list[str]:
-    """Return the addresses of this host, the likeliest to be reachable first."""
+    """Return the addresses of this host, beginning with the one most likely to be reachable."""
     given = os.environ.get("MASTER_ADDR")
     if given:
         return [given]
@@ -203,7 +202,7 @@ def _addresses(one_host: bool) -> list[str]:
 
 
 def _address_of(interface: str) -> str:
-    """Return the IPv4 address of a network interface, empty if it has none."""
+    """Return the IPv4 address of a network interface, or an empty string if it has none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         try:
             answer = fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, _REQUEST.pack(interface.encode()[:15]))
@@ -213,7 +212,7 @@ def _address_of(interface: str) -> str:
 
 
 def _network() -> tuple[bytes, str]:
-    """Return what is the same for processes that reach each other by the loopback interface."""
+    """Return an identifier of the loopback network: processes with the same identifier can reach each other through it."""
     try:
         namespace = os.readlink("/proc/self/ns/net")
     except OSError:

@@ -1,4 +1,4 @@
-"""The ways to sum gradients, by the names that optimisers and their groups take."""
+"""The recipes for summing gradients, by the names that optimisers and their groups accept."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ RECIPES: dict[str, type[Recipe]] = {
 
 
 def recipe_of(name: str | None, default: type[Recipe] = optim.OkTopkSGD) -> type[Recipe]:
-    """Return the way to sum of a name, ``default`` if that is None.
+    """Return the recipe with this name, or ``default`` for None.
 
     Raises
     ------
     AlgorithmError
-        If there is none of this name.
+        If there is no recipe with this name.
     """
     if name is None:
         return default
@@ -44,11 +44,11 @@ def recipe_of(name: str | None, default: type[Recipe] = optim.OkTopkSGD) -> type
 
 
 def maker_of(name: str, rank: int) -> Callable[[int, int], Reducer]:
-    """Return what makes reducers of a name on a rank, of a size and a number of values, with their default options."""
+    """Return a callable that makes the named reducer from a size and a k, with default options."""
     return partial(recipe_of(name).reducer_of, rank=rank)
 
 
 def check_unchanged(groups: Sequence[dict[str, Any]], reducers: Sequence[str | None]) -> None:
-    """Raise AlgorithmError if groups name other reducers than when they were added, with which their residuals have been kept."""
+    """Raise AlgorithmError if a group names another reducer than when it was added, because its residual depends on it."""
     if [group["reducer"] for group in groups] != list(reducers):
         raise AlgorithmError("the reducer of a group is chosen when the group is added: construct another optimiser")

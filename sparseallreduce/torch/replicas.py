@@ -1,4 +1,4 @@
-"""Parameters that are the same on every rank: brought from the first one, and checked."""
+"""Replicas of the parameters on all ranks: copied from rank 0, and compared."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DIGEST_BYTES = 8
 
 @collective
 def broadcast(comm: Any, tensors: Iterable[torch.Tensor]) -> None:
-    """Give every rank the values that the first one has; collective. The tensors have the same shapes and dtypes on all ranks."""
+    """Set the tensors to the values of rank 0. They must have the same shapes and dtypes on all ranks. Collective."""
     if comm.size == 1:
         return
     listed = [tensor for tensor in tensors if tensor.numel()]
@@ -35,12 +35,12 @@ def broadcast(comm: Any, tensors: Iterable[torch.Tensor]) -> None:
 
 
 def digests(members: Sequence[Member]) -> bytes:
-    """Of each parameter's values, 8 bytes, whatever its layout in memory."""
+    """Return 8 bytes for each parameter, a digest of its values that does not depend on its memory layout."""
     return b"".join(hashlib.blake2b(_content(member.parameter).data, digest_size=DIGEST_BYTES).digest() for member in members)
 
 
 def difference(members: Sequence[Member], of_ranks: Sequence[bytes]) -> MismatchError | None:
-    """What to raise if the ranks' digests are not the same."""
+    """Return an error that names the differing parameter if the ranks' digests differ, otherwise None."""
     for place, member in enumerate(members):
         own = [each[place * DIGEST_BYTES : (place + 1) * DIGEST_BYTES] for each in of_ranks]
         if len(set(own)) > 1:
@@ -56,14 +56,14 @@ def difference(members: Sequence[Member], of_ranks: Sequence[bytes]) -> Mismatch
 
 @collective
 def check(comm: Any, members: Sequence[Member]) -> None:
-    """Raise a MismatchError on every rank if parameters differ in any bit; collective."""
+    """Raise a MismatchError on every rank if the parameters are not bitwise identical. Collective."""
     error = difference(members, told(comm, lambda: digests(members)))
     if error is not None:
         raise error
 
 
 def _content(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """The bytes of the values in C order."""
+    """Return the bytes of the values in C order."""
     if not tensor.numel():
         return np.empty(0, np.uint8)
     values = tensor.detach().cpu().contiguous().reshape(-1)

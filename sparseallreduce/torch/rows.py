@@ -1,4 +1,4 @@
-"""Gradients that are sparse tensors, as of ``nn.Embedding(sparse=True)``: summed exactly, as row-sparse streams."""
+"""Sparse gradients, as of ``nn.Embedding(sparse=True)``, which are summed exactly as row-sparse streams."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ __all__ = ["Layout", "as_gradient", "as_stream"]
 
 
 class Layout:
-    """How the elements of a parameter become the rows of a stream.
+    """How the elements of a parameter are divided into the rows of a stream.
 
     Parameters
     ----------
-    shape : torch.Size
+    shape : sequence of int
+        The shape of the parameter.
     sparse_dim : int
-        How many of the dimensions the indices of its gradient have.
+        The number of dimensions that the indices of its gradient have.
     """
 
     def __init__(self, shape: Sequence[int], sparse_dim: int) -> None:
@@ -34,7 +35,7 @@ class Layout:
 
 
 def as_stream(member: Member, layout: Layout, factor: float) -> SparseStream:
-    """This rank's gradient times a factor; empty if there is none."""
+    """Return this rank's gradient times a factor as a stream, which is empty if there is no gradient."""
     dtype = sum_dtype(member.parameter)
     gradient = member.parameter.grad
     tail = () if layout.width is None else (layout.width,)
@@ -42,7 +43,7 @@ def as_stream(member: Member, layout: Layout, factor: float) -> SparseStream:
         xp = device_module() if lies_on_gpu(member.parameter) else np
         nothing = xp.empty((0, *tail), np.float64 if dtype == torch.float64 else np.float32)
         return SparseStream(xp.empty(0, np.int64), nothing, layout.rows)
-    gathered = gradient.detach().to(dtype).coalesce()  # rows that come several times are added up, in the precision of the sum
+    gathered = gradient.detach().to(dtype).coalesce()  # adds rows with the same index, in the precision of the sum
     places = torch.zeros(gathered.indices().shape[1], dtype=torch.int64, device=gradient.device)
     for size, along in zip(layout.shape, gathered.indices()):
         places = places * size + along
@@ -51,7 +52,10 @@ def as_stream(member: Member, layout: Layout, factor: float) -> SparseStream:
 
 
 def as_gradient(mean: SparseStream, layout: Layout, parameter: torch.Tensor) -> torch.Tensor:
-    """The mean as a gradient of the parameter; the entries of a dense one are the rows that are not zero."""
+    """Return the mean as a sparse gradient of the parameter.
+
+    A mean in dense form becomes a gradient with an entry for each row that is not zero.
+    """
     indices, values = mean._entries()
     places = as_tensor(indices.astype(np.int64))
     along = []

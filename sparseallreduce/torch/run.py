@@ -1,7 +1,8 @@
-"""Run a PyTorch script, written for ``torchrun``, under MPI's launcher: ``mpiexec -n 4 python -m sparseallreduce.torch.run train.py ARGS``.
+"""Run a PyTorch script that was written for ``torchrun`` with MPI's launcher.
 
-The script finds the environment that ``torchrun`` would have given it (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ...), so that its own
-``torch.distributed.init_process_group`` works as it is. Where a rank ends with an error, all are ended, as ``torchrun`` would.
+Use it as ``mpiexec -n 4 python -m sparseallreduce.torch.run train.py ARGS``. The script finds the environment variables that ``torchrun``
+sets (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ...), so that its own call of ``torch.distributed.init_process_group`` works unchanged. If
+one rank ends with an error, all ranks are ended, as with ``torchrun``.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from sparseallreduce.torch.process_group import set_environment
 
 __all__ = ["main"]
 
-_INTERRUPTED = 130  # exit status of a program that SIGINT has ended
+_INTERRUPTED = 130  # the exit status of a program that SIGINT has ended
 
 _OF_TORCHRUN = {"--nproc-per-node", "--nproc_per_node", "--nnodes", "--standalone", "--rdzv-endpoint", "--rdzv_endpoint", "--node-rank"}
 
 
 class _Command(click.Command):
-    """A command that says what takes the place of torchrun's options."""
+    """A command that explains what replaces the options of torchrun."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         for each in args:
@@ -64,7 +65,7 @@ def main(script: str, arguments: tuple[str, ...], module: bool) -> None:
         _end(comm, _INTERRUPTED, error)
     except BaseException as error:
         _end(comm, 1, error)
-    gather(comm, None, patient=True)  # rank 0 holds the store for as long as any rank may need it
+    gather(comm, None, patient=True)  # rank 0 keeps the store open until no rank needs it
 
 
 def _execute(script: str, module: bool) -> None:
@@ -77,7 +78,7 @@ def _execute(script: str, module: bool) -> None:
 
 
 def _end(comm: Any, code: Any, error: BaseException | None = None) -> NoReturn:
-    """End all ranks with an exit status, after saying why."""
+    """End all ranks with an exit status, after printing the reason."""
     if error is not None:
         traceback.print_exception(type(error), error, _of_script(error.__traceback__))
     elif not isinstance(code, int):
@@ -91,7 +92,7 @@ def _end(comm: Any, code: Any, error: BaseException | None = None) -> NoReturn:
 
 
 def _of_script(found: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without the frames that have led to the script."""
+    """Return the traceback without the frames before the script's own."""
     before = found
     while found is not None and found.tb_frame.f_code.co_filename.startswith((__file__, "<frozen runpy>")):
         found = found.tb_next

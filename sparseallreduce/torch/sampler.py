@@ -1,4 +1,4 @@
-"""Samples dealt to hosts for good, so that a host caches its own part of a data set (CommLib section 4.1)."""
+"""A sampler that always gives a host the same samples, so that each host caches its part of a data set (CommLib section 4.1)."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ __all__ = ["HostSampler"]
 
 
 class HostSampler(torch.utils.data.Sampler):
-    """In the place of ``DistributedSampler``: the ranks of a host share out the same samples in every epoch, in a new order each time.
+    """A replacement for ``DistributedSampler`` in which the ranks of a host share the same samples in every epoch, in a new order.
 
-    All hosts together then keep one copy of the data set, each as much of it as it has ranks. The order is less random than one over all
-    samples, as a host never has those of another. Collective where it is constructed.
+    All hosts together then cache the data set once, and each host's part is proportional to its number of ranks. The order is less random
+    than with ``DistributedSampler``, because a host never gets the samples of another host. Construction is collective.
 
     Parameters
     ----------
     dataset : sized
+        The data set, of which only the length is used.
     comm : mpi4py.MPI.Intracomm or SERIAL, optional
         ``MPI.COMM_WORLD`` by default.
     seed : int
-        The same on all ranks.
+        The seed of the order, the same on all ranks.
     hosts : sequence of int, optional
-        The host of each rank; by default as they are.
+        The host of each rank. By default the actual hosts are used.
 
     Raises
     ------
@@ -58,13 +59,13 @@ class HostSampler(torch.utils.data.Sampler):
             first = [min(same_host(places, rank)) for rank in range(comm.size)] if hosts is None else list(hosts)
             mine = [rank for rank in range(comm.size) if first[rank] == first[comm.rank]]
             before = sum(1 for host in first if host < first[comm.rank])
-            self._each: int = -(-len(dataset) // comm.size)  # samples of a rank in an epoch; some come twice, so that all have as many
+            self._each: int = -(-len(dataset) // comm.size)  # some samples occur twice, so that all ranks have as many
             order = np.resize(np.random.default_rng(seed).permutation(len(dataset)), self._each * comm.size)
             self._samples = order[before * self._each : (before + len(mine)) * self._each]
             self._place, self._seed, self._epoch = mine.index(comm.rank), [seed, before], 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Before each epoch: the order of the next one."""
+        """Choose the order of the next epoch. Call it before each epoch."""
         self._epoch = epoch
 
     def __len__(self) -> int:

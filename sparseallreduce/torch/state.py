@@ -1,4 +1,7 @@
-"""What an optimiser keeps of its sums: residuals and thresholds, saved by each rank or for all, and loaded by any number of ranks."""
+"""The state of an optimiser's sums, that is residuals and thresholds.
+
+It can be saved by each rank or gathered on one, and loaded by any number of ranks.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ VERSION = 1
 
 
 class Waiting:
-    """Residuals and velocities by parameter, and states of reducers by bucket, that wait for buckets to be arranged."""
+    """Residuals and velocities by parameter, and reducer states by bucket, kept until the buckets are arranged."""
 
     def __init__(self) -> None:
         self.residuals: dict[int, Array] = {}
@@ -34,7 +37,10 @@ class Waiting:
         self.reducers: dict[tuple[Any, ...], dict[str, Any]] = {}
 
     def take_from(self, buckets: Sequence[Bucket], unit: Callable[[Member], float]) -> None:
-        """Take over what buckets have that are arranged anew; ``unit`` is what a gradient is multiplied by to go into a residual."""
+        """Take over the residuals, velocities and reducer states of buckets.
+
+        ``unit`` returns the factor of a parameter's gradient in the residual.
+        """
         self.velocities |= {index: own.copy() for index, own in _velocities(buckets).items()}
         for bucket in buckets:
             if bucket.feedback is not None:
@@ -45,14 +51,17 @@ class Waiting:
                 self.residuals |= {member.index: bucket.owed[own] * bucket.owed.dtype.type(unit(member)) for member, own in bucket.parts()}
 
     def give_to(self, buckets: Sequence[Bucket], unit: Callable[[Member], float]) -> None:
-        """Give the buckets what is theirs; those that have no residual owe it to the next sum."""
+        """Move the residuals, velocities and reducer states into the buckets that they belong to.
+
+        A bucket without a residual adds the values to its next sum.
+        """
         for bucket in buckets:
             for member, own in bucket.parts():
                 velocity = self.velocities.pop(member.index, None)
                 if velocity is not None and bucket.velocity is not None:
                     bucket.velocity[own] = array_module(bucket.velocity).asarray(velocity)
                 if member.index not in self.residuals or (bucket.feedback is None and unit(member) == 0):
-                    continue  # what would be multiplied by a rate of 0 waits
+                    continue  # with a learning rate of 0 the value cannot be converted to a gradient yet
                 residual = self.residuals.pop(member.index)
                 if bucket.feedback is not None:
                     bucket.feedback.residual[own] = residual
@@ -68,7 +77,7 @@ class Waiting:
         self.reducers.clear()
 
     def as_tensors(self) -> dict[str, Any]:
-        """Of tensors, numbers and texts, which ``torch.load`` takes without trust in who has written them."""
+        """Return the state as tensors, numbers and texts, which ``torch.load`` accepts with ``weights_only=True``."""
         reducers = [{"bucket": list(key), "state": _as_tensors(state)} for key, state in self.reducers.items()]
         held = {"residuals": self.residuals, "velocities": self.velocities}
         tensors = {kind: {index: torch.from_numpy(own.copy()) for index, own in arrays.items()} for kind, arrays in held.items()}
@@ -76,7 +85,7 @@ class Waiting:
 
     @classmethod
     def from_tensors(cls, saved: Mapping[str, Any]) -> Waiting:
-        """The same again."""
+        """Return the object for a state of :meth:`as_tensors`."""
         waiting = cls()
         waiting.residuals = {index: own.numpy().reshape(-1).copy() for index, own in saved["residuals"].items()}
         waiting.velocities = {index: own.numpy().reshape(-1).copy() for index, own in saved.get("velocities", {}).items()}
@@ -85,7 +94,7 @@ class Waiting:
 
 
 def residuals(optimizer: DistributedOptimizer) -> list[torch.Tensor | None]:
-    """A copy of the residual of each parameter, None of those that have none."""
+    """Return a copy of the residual of each parameter, or None for a parameter without one."""
     found = _residuals(optimizer)
     return [
         torch.from_numpy(found[member.index].copy()).reshape(member.parameter.shape) if member.index in found else None
@@ -105,7 +114,7 @@ def _residuals(optimizer: DistributedOptimizer) -> dict[int, Array]:
 
 
 def _velocities(buckets: Sequence[Bucket]) -> dict[int, Array]:
-    """That of each parameter, of those which have one, on the host."""
+    """Return the velocities by parameter, for parameters that have one, in the memory of the host."""
     found: dict[int, Array] = {}
     for bucket in buckets:
         if bucket.velocity is not None:
@@ -115,7 +124,7 @@ def _velocities(buckets: Sequence[Bucket]) -> dict[int, Array]:
 
 
 def of_sums(optimizer: DistributedOptimizer) -> dict[str, Any]:
-    """What ``state_dict`` has under "sums": tensors, numbers and texts, which ``torch.load`` takes without trust in who has written it."""
+    """Return the entry "sums" of ``state_dict``, which ``torch.load`` accepts with ``weights_only=True``."""
     everything = Waiting()
     everything.residuals = _residuals(optimizer)
     everything.velocities = optimizer._waiting.velocities | _velocities(optimizer._buckets)
@@ -137,7 +146,7 @@ def of_sums(optimizer: DistributedOptimizer) -> dict[str, Any]:
 
 @collective
 def gathered(optimizer: DistributedOptimizer) -> dict[str, Any] | None:
-    """The state with the residuals of all ranks on the first one, None elsewhere; collective."""
+    """Return the state with the residuals of all ranks on rank 0, and None on other ranks. Collective."""
     comm = optimizer.comm
     own: dict[str, Any] = agreed(comm, optimizer.state_dict)
     sums = own["sums"]
@@ -149,7 +158,7 @@ def gathered(optimizer: DistributedOptimizer) -> dict[str, Any] | None:
 
 
 def _gathered(optimizer: DistributedOptimizer, mine: Mapping[int, torch.Tensor]) -> dict[int, dict[int, torch.Tensor]]:
-    """Of all ranks, what each holds for some parameters, on the first one; collective."""
+    """Return what each rank holds for its parameters on rank 0. Collective."""
     comm, ranks = optimizer.comm, optimizer.comm.size
     of_ranks: dict[int, dict[int, torch.Tensor]] = {rank: {} for rank in range(ranks)}
     for index in sorted({index for held in gather(comm, list(mine)) for index in held}):
@@ -165,7 +174,7 @@ def _gathered(optimizer: DistributedOptimizer, mine: Mapping[int, torch.Tensor])
 
 @collective
 def load(optimizer: DistributedOptimizer, state_dict: Any, missing: str) -> None:
-    """Take over a state; see :meth:`DistributedOptimizer.load_state_dict`."""
+    """Load a state. See :meth:`DistributedOptimizer.load_state_dict`."""
     comm = optimizer.comm
     agreed(comm, optimizer._expect_idle)
     states = agreed(comm, lambda: _checked(optimizer, state_dict, missing))
@@ -196,7 +205,7 @@ def load(optimizer: DistributedOptimizer, state_dict: Any, missing: str) -> None
 
 
 def _add_to(arrays: dict[int, Array], held: Mapping[int, torch.Tensor], factor: float) -> None:
-    """What a rank has saved, in the measure in which it counts for a mean that is divided by another number of ranks now."""
+    """Add values that a rank has saved, scaled for a mean over the new number of ranks."""
     for index, own in held.items():
         scaled = np.array(own.numpy()).reshape(-1)
         if factor != 1:
@@ -205,7 +214,7 @@ def _add_to(arrays: dict[int, Array], held: Mapping[int, torch.Tensor], factor: 
 
 
 def _checked(optimizer: DistributedOptimizer, state_dict: Any, missing: str) -> list[Mapping[str, Any]]:
-    """The states that are given, if they are of these parameters."""
+    """Return the given states as a list, after checking that they fit the parameters."""
     if missing not in ("raise", "zeros"):
         raise AlgorithmError(f"missing is 'raise' or 'zeros', not {missing!r}")
     states = [state_dict] if isinstance(state_dict, Mapping) else list(state_dict)
@@ -237,7 +246,7 @@ def _checked(optimizer: DistributedOptimizer, state_dict: Any, missing: str) -> 
 
 
 def _shared_out(everyone: Sequence[tuple[Any, list[int]]], comm: Any, missing: str) -> list[int]:
-    """The ranks that have saved, whose residuals this one goes on with."""
+    """Return the saved ranks whose residuals this rank takes over."""
     of_run = {saved for saved, _ in everyone}
     if len(of_run) > 1:
         raise CheckpointError("the ranks load states of different runs or steps: load those of one step")
@@ -260,7 +269,7 @@ def _shared_out(everyone: Sequence[tuple[Any, list[int]]], comm: Any, missing: s
 
 
 def _load_base(optimizer: DistributedOptimizer, state: Mapping[str, Any]) -> None:
-    """What the optimiser beneath keeps, in the precision in which it was saved."""
+    """Load the state of the inner optimiser in the precision in which it was saved."""
     own = {name: value for name, value in state.items() if name != "sums"}
     own["param_groups"] = [
         {name: given for name, given in (optimizer.defaults | now | group).items() if name != "params"} | {"params": group["params"]}
@@ -271,7 +280,7 @@ def _load_base(optimizer: DistributedOptimizer, state: Mapping[str, Any]) -> Non
     numbered = {number: member.parameter for number, member in zip(numbers, optimizer._members)}
     for number, kept in own["state"].items():
         parameter = numbered.get(number)
-        if parameter is not None and parameter in optimizer._masters:  # PyTorch has cast what is kept for them to 16 bits
+        if parameter is not None and parameter in optimizer._masters:  # PyTorch has converted their state to 16 bits
             optimizer.state[parameter] = {name: _moved(value, parameter) for name, value in kept.items()}
 
 
@@ -281,7 +290,7 @@ def _moved(value: Any, parameter: torch.Tensor) -> Any:
 
 @collective
 def synchronize(optimizer: DistributedOptimizer) -> None:
-    """Parameters, what is kept for them, and the number of steps, of rank 0 on all ranks; reducers begin anew."""
+    """Set the parameters, the optimiser state and the number of steps to those of rank 0, and reset the reducers. Collective."""
     comm = optimizer.comm
     replicas.broadcast(comm, (member.parameter for member in optimizer._members))
     kept = None

@@ -1,7 +1,7 @@
-"""The collectives besides allreduce: reduce, reduce_scatter, allgather and bcast, each by the parts that allreduces are made of.
+"""The collectives besides allreduce: reduce, reduce_scatter, allgather and bcast, composed of the same steps as allreduces.
 
-An algorithm is a generator of (stream, rank, ranks, reduction, **details), as those of an allreduce are. Every card is in
-``docs/algorithms.md``.
+An algorithm is a generator of (stream, rank, ranks, reduction, **details), as those of allreduce are. ``docs/algorithms.md`` describes each
+algorithm.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sparseallreduce.algorithms.steps import Schedule
 
 __all__ = ["COLLECTIVES"]
 
-#: By collective, the algorithms that ``algorithm=`` names.
+#: The algorithms of each collective by the name that ``algorithm=`` accepts.
 COLLECTIVES: dict[str, dict[str, Callable[..., Schedule]]] = {
     "reduce": {"tree": reduce_tree, "split": reduce_split},
     "reduce_scatter": {"halving": reduce_scatter_halving, "split": reduce_scatter_split},

@@ -1,4 +1,4 @@
-"""The streams of all ranks on every rank, and what they are joined to."""
+"""Gather the streams of all ranks on every rank, and join them."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from sparseallreduce.streams.stream import SparseStream, index_dtype
 
 __all__ = ["DISJOINT", "RANGES", "allgather_doubling", "allgather_ring"]
 
-RANGES, DISJOINT = "ranges", "disjoint"  # how streams are joined, if not by an operator
+RANGES, DISJOINT = "ranges", "disjoint"  # how streams are joined without an operator
 
 
 def allgather_doubling(stream: SparseStream, rank: int, ranks: int, reduction: Reduction, *, join: str) -> Schedule:
-    """Gather by recursive doubling (thesis figure 3.6), or by dissemination where P is no power of two.
+    """Gather by recursive doubling (thesis figure 3.6), or by dissemination if P is not a power of two.
 
-    Latency log2(P) alpha and bandwidth (P - 1) k beta, both the optimum.
+    Latency log2(P) alpha and bandwidth (P - 1) k beta, both optimal.
     """
     return _joined((yield from gather_parts(stream, rank, ranks)), reduction, join)  # type: ignore[no-any-return]
 
 
 def allgather_ring(stream: SparseStream, rank: int, ranks: int, reduction: Reduction, *, join: str) -> Schedule:
-    """Pass every stream once around the ring: a rank sends to the next one what it has received from the one before.
+    """Pass every stream once around the ring: each rank sends to the next rank what it has received from the previous one.
 
-    Latency (P - 1) alpha, bandwidth (P - 1) k beta; every rank talks to its neighbours only.
+    Latency (P - 1) alpha, bandwidth (P - 1) k beta. Every rank communicates with its neighbours only.
     """
     stream = yield Quantise(stream, rank, rank)
     streams = {rank: stream}
@@ -42,7 +42,7 @@ def allgather_ring(stream: SparseStream, rank: int, ranks: int, reduction: Reduc
 
 
 def _joined(streams: Sequence[SparseStream], reduction: Reduction, join: str) -> Any:
-    """The stream that the streams of all ranks are joined to, or the error that all ranks raise."""
+    """Return the joined stream, or the error that all ranks raise."""
     if join == RANGES:
         return _behind_each_other(streams, reduction)
     clash = _clash(streams) if join == DISJOINT else None
@@ -50,7 +50,7 @@ def _joined(streams: Sequence[SparseStream], reduction: Reduction, join: str) ->
 
 
 def _behind_each_other(streams: Sequence[SparseStream], reduction: Reduction) -> SparseStream:
-    """The stream of which the streams are the ranges, in their order."""
+    """Concatenate the streams in their order."""
     bounds = [0, *accumulate(stream.size for stream in streams)]
     size = bounds[-1]
     dtype = index_dtype(size)
@@ -67,9 +67,9 @@ def _behind_each_other(streams: Sequence[SparseStream], reduction: Reduction) ->
 
 
 def _clash(streams: Sequence[SparseStream]) -> MismatchError | None:
-    """Return the error for streams of which two have an entry at one position, the same on all ranks; None if there are none.
+    """Return an error if two streams have an entry at the same position, otherwise None; the same on all ranks.
 
-    It is returned, and raised where the result is handed over, since other ranks may still wait for what this one sends.
+    The error is raised later, with the result, because other ranks may still wait for messages from this one.
     """
     sets = [stream.to_host()._entries()[0] for stream in streams]
     every = np.sort(np.concatenate(sets))

@@ -1,4 +1,4 @@
-"""The stream of one rank, the root, on all of them."""
+"""Send the stream of one rank, the root, to all ranks."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["bcast_scatter", "bcast_tree"]
 
 
 def bcast_tree(stream: SparseStream, rank: int, ranks: int, reduction: Reduction, *, root: int) -> Schedule:
-    """Send the stream down a binomial tree, first to the rank that has most of the others below it.
+    """Send the stream down a binomial tree, beginning with the largest subtree.
 
-    Latency log2(P) alpha, the optimum; bandwidth log2(P) k beta. ``stream`` counts on the root alone.
+    Latency log2(P) alpha, which is optimal; bandwidth log2(P) k beta. Only the root's ``stream`` is used.
     """
     parent, children = tree_of(rank, ranks, root)
     stream = (yield Quantise(stream, rank, rank)) if parent is None else (yield Recv(parent))
@@ -25,9 +25,9 @@ def bcast_tree(stream: SparseStream, rank: int, ranks: int, reduction: Reduction
 
 
 def bcast_scatter(stream: SparseStream, rank: int, ranks: int, reduction: Reduction, *, root: int) -> Schedule:
-    """Scatter the stream in parts of as many entries each, and gather them (van de Geijn's broadcast of long vectors).
+    """Scatter the stream in parts with equal numbers of entries, and gather them (van de Geijn's broadcast of long vectors).
 
-    Latency (P - 1 + log2(P)) alpha, bandwidth 2 (P - 1)/P k beta. ``stream`` counts on the root alone.
+    Latency (P - 1 + log2(P)) alpha, bandwidth 2 (P - 1)/P k beta. Only the root's ``stream`` is used.
     """
     if rank == root:
         parts = split(stream, _even_bounds(stream, ranks))
@@ -41,7 +41,7 @@ def bcast_scatter(stream: SparseStream, rank: int, ranks: int, reduction: Reduct
 
 
 def _even_bounds(stream: SparseStream, parts: int) -> list[int]:
-    """The bounds that cut a stream into parts of as many entries each."""
+    """Return bounds that divide a stream into parts with equal numbers of entries."""
     if stream.is_dense or not stream.stored:
         return boundaries(stream.size, parts)
     indices = stream._entries()[0]

@@ -1,4 +1,4 @@
-"""What a user calls: which collective, its arguments, checked, the schedule of one rank, and what the user gets of the result."""
+"""A call of a collective: its checked arguments, the schedule of a rank, and the conversion of the result."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ from sparseallreduce.streams.wire import decoded
 
 __all__ = ["Collective", "CollectiveCall", "Finish", "collective_problem", "make_collective_call", "run_collective"]
 
-_JOINED = "operator"  # how streams are joined by one
-_ANY_SIZE = 1 << 32  # in place of sizes that the ranks do not know of each other: of streams that stay sparse
-_WORD = 8  # bytes of an entry of float32
+_JOINED = "operator"  # join by an operator
+_ANY_SIZE = 1 << 32  # a size at which streams stay sparse, for ranks that do not know the sizes of each other's streams
+_WORD = 8  # bytes of a float32 entry with its index
 
 
 class Collective(NamedTuple):
-    """Which collective, and what its result depends on besides streams and operator."""
+    """A collective, and the arguments that its result depends on besides streams and operator."""
 
     name: str
-    root: Any = None  # of reduce and bcast: a rank
-    bounds: Any = None  # of reduce_scatter: P + 1 bounds of the ranks' ranges, None for even ones
-    join: Any = None  # of allgather: "ranges", "disjoint" or an operator
+    root: Any = None  # a rank, for reduce and bcast
+    bounds: Any = None  # the P + 1 bounds of the ranks' ranges, for reduce_scatter; None for ranges of equal width
+    join: Any = None  # "ranges", "disjoint" or an operator, for allgather
 
     @classmethod
     def named(cls, name: str, root: Any = 0, bounds: Any = None, join: Any = RANGES) -> Collective | None:
-        """Return the collective of a name, with those details that it takes; None for allreduce.
+        """Return the collective with the given name, with those arguments that it takes; None for allreduce.
 
         Raises
         ------
         AlgorithmError
             If there is no such collective.
         """
-        algorithms(name)  # which raises it
+        algorithms(name)  # raises the AlgorithmError
         if name == ALLREDUCE:
             return None
         return {
@@ -63,31 +63,34 @@ class Collective(NamedTuple):
         }[name]
 
     def terms(self) -> tuple[tuple[str, str], ...]:
-        """Return what all ranks have to name alike."""
+        """Return the arguments that must be the same on all ranks, with their names."""
         details = zip(("root", "bounds", "join"), self[1:], strict=True)
         return ("operation", self.name), *((name, str(detail)) for name, detail in details if detail is not None)
 
     def entries(self, stream: Any, rank: int) -> int:
-        """Return the entries that a rank announces; of a broadcast words of 8 bytes, as the other ranks do not know the kind of entries."""
+        """Return the number of entries that a rank announces to the others.
+
+        For a broadcast this is the number of 8-byte words, because the other ranks do not know the dtype.
+        """
         if self.name != "bcast":
             return 0 if stream is None else stream.stored
         return 0 if stream is None or rank != self.root else -(-stream.nbytes // _WORD)
 
 
 class CollectiveCall(NamedTuple):
-    """The arguments of a collective on one rank, checked as far as one rank can."""
+    """The arguments of a collective on one rank, checked as far as one rank can check them."""
 
     collective: Collective
     call: Call
 
     def finish(self, rank: int, ranks: int) -> Finish:
-        """Return what makes of the operation's result what a user gets; it keeps no stream."""
+        """Return the function that converts the operation's result for the user. It keeps no stream alive."""
         return Finish(self.collective, self.call.op.is_mean, rank, ranks, self.call.switch_density)
 
 
 @dataclass(frozen=True)
 class Finish:
-    """What makes of an operation's result what the user of a rank gets; also of the reduction of all streams as a whole."""
+    """Converts the result of an operation, which may be the reduction of all streams, to the result of one rank."""
 
     collective: Collective
     is_mean: bool
@@ -101,7 +104,7 @@ class Finish:
         Raises
         ------
         MismatchError
-            If ranks have entries at the same positions that were to be disjoint.
+            If "disjoint" streams have entries at the same position.
         """
         if isinstance(result, Exception):
             raise result
@@ -116,9 +119,9 @@ class Finish:
 def make_collective_call(
     collective: Collective, stream: Any, op: Any, algorithm: Any, options: Mapping[str, Any], rank: int, ranks: int
 ) -> tuple[CollectiveCall | None, Intent]:
-    """Return the call, or None if its arguments are wrong, and what to tell the other ranks of it; raises nothing.
+    """Return the call, or None if its arguments are wrong, and what to tell the other ranks about it. It raises no error.
 
-    Of a mean the operation is the sum: :class:`Finish` divides it.
+    A mean is computed as a sum, which :class:`Finish` divides.
     """
     try:
         _check_stream(stream, collective, rank)
@@ -147,7 +150,7 @@ def _check_stream(stream: Any, collective: Collective, rank: int) -> None:
 
 
 def _joining(collective: Collective) -> tuple[Any, Collective]:
-    """The operator by which streams are joined, if they are, and the collective with how they are."""
+    """Return the operator that joins the streams, if any, and the collective with the kind of join."""
     join = collective.join
     if isinstance(join, str) and join in (RANGES, DISJOINT):
         return SUM, collective
@@ -158,7 +161,7 @@ def _joining(collective: Collective) -> tuple[Any, Collective]:
 
 
 def _checked_call(stream: Any, op: Any, name: str, algorithm: Any, options: dict[str, Any]) -> Call:
-    """The call with an algorithm of the collective."""
+    """Return the call after checking that the algorithm belongs to the collective."""
     known = COLLECTIVES[name]
     if not isinstance(algorithm, str) or (algorithm not in known and algorithm != AUTO):
         near = get_close_matches(str(algorithm), known, 1)
@@ -169,7 +172,7 @@ def _checked_call(stream: Any, op: Any, name: str, algorithm: Any, options: dict
 
 
 def _checked_details(collective: Collective, stream: Any, ranks: int) -> Collective:
-    """The collective with a root that is a rank, and bounds that are P + 1 integers."""
+    """Return the collective after checking the root and the bounds."""
     name, root = collective.name, collective.root
     if name in ("reduce", "bcast"):
         if not isinstance(root, Integral) or isinstance(root, bool) or not 0 <= int(root) < ranks:
@@ -191,14 +194,16 @@ def _checked_bounds(bounds: Any, size: int, ranks: int) -> list[int]:
 
 
 def collective_problem(made: CollectiveCall, entries: Sequence[int], hosts: Hosts | None) -> Problem:
-    """Return what the cost model is asked; the same on all ranks, from what they know of each other.
+    """Return the problem for the cost model. It is the same on all ranks, because it uses only what they know of each other.
 
     Parameters
     ----------
     made : CollectiveCall
+        The call of this rank.
     entries : sequence of int
-        Of each rank; of a broadcast the words of 8 bytes of the root's stream.
+        The number of entries of each rank; for a broadcast, the number of 8-byte words of the root's stream.
     hosts : Hosts, optional
+        The hosts of the ranks.
     """
     (name, _, bounds, join), call = made
     ranks, mean = len(entries), sum(entries) / len(entries)
@@ -222,9 +227,9 @@ def run_collective(
     reduction: Reduction,
     hosts: Hosts | None = None,
 ) -> Schedule:
-    """Return the schedule of one rank, by the algorithm that the call names, or that the model picks for ``machine``.
+    """Return the schedule of one rank, with the algorithm of the call or the one that the model chooses for ``machine``.
 
-    Its result goes through :class:`Finish`.
+    Its result must be passed through :class:`Finish`.
     """
     (name, root, bounds, join), call = made
     hosts = hosts or Hosts((tuple(range(ranks)),))
@@ -248,7 +253,7 @@ def run_collective(
 
 
 def _as_sent(stream: Any, reduction: Reduction) -> Any:
-    """The stream of a broadcast's root on the host, with all of its entries, on arrays that nobody writes to."""
+    """Return the root's stream of a broadcast on the host, with all of its entries, on read-only arrays."""
     if stream is None:
         return None
     stream = stream.to_host()
@@ -258,7 +263,7 @@ def _as_sent(stream: Any, reduction: Reduction) -> Any:
 
 
 def _broadcast(schedule: Schedule, given: Any, reduction: Reduction) -> Schedule:
-    """The result of a broadcast where the stream lies that this rank has given, as all of it travels from and to the host."""
+    """Run a broadcast, and move the result to the device of this rank's own stream. All messages use the host's memory."""
     result = decoded((yield from schedule))
     if given is None:
         return reduction.leave(result)
@@ -268,7 +273,7 @@ def _broadcast(schedule: Schedule, given: Any, reduction: Reduction) -> Schedule
 
 
 def _own_range(stream: SparseStream, lo: int, hi: int, density: float | None) -> SparseStream:
-    """The entries on ``[lo, hi)`` as a stream of that size, in memory of its own where the given stream covers more."""
+    """Return the entries in ``[lo, hi)`` as a stream of that size, copied if the given stream covers a wider range."""
     part, copied = slice_range(stream, lo, hi), stream.extent != hi - lo
     if part.is_dense:
         array, present = part._stored, part._present

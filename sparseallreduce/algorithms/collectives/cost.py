@@ -1,4 +1,4 @@
-"""What a collective other than allreduce costs, in the model of :mod:`~sparseallreduce.algorithms.cost`."""
+"""The cost of the collectives besides allreduce, in the model of :mod:`~sparseallreduce.algorithms.cost`."""
 
 from __future__ import annotations
 
@@ -22,36 +22,37 @@ __all__ = ["MODELS", "arriving_bytes", "choose", "predicted_times"]
 
 
 def predicted_times(collective: str, problem: Problem, machine: Machine) -> dict[str, float]:
-    """Return the seconds that each algorithm of a collective is expected to take.
+    """Return the predicted time of each algorithm of a collective in seconds.
 
     Parameters
     ----------
     collective : str
         "reduce", "reduce_scatter", "allgather" or "bcast".
     problem : Problem
-        Of a broadcast, ``entries`` are those of the root; of an allgather, ``size`` is that of a rank's stream. Ranges with other numbers
-        of entries than the mean count by ``parts.entries``.
+        For a broadcast, ``entries`` are those of the root; for an allgather, ``size`` is that of one rank's stream. ``parts.entries``
+        accounts for ranges with more entries than the mean.
     machine : Machine
+        The parameters of the machine.
     """
     return {name: model(problem, machine) if problem.ranks > 1 else 0.0 for name, model in MODELS[collective].items()}
 
 
 @lru_cache(maxsize=4096)
 def choose(collective: str, problem: Problem, machine: Machine) -> str:
-    """Return the name of the algorithm that is expected to be fastest; of equals the first one."""
+    """Return the name of the algorithm with the smallest predicted time, or the first of several."""
     times = predicted_times(collective, problem, machine)
     return min(times, key=times.__getitem__)
 
 
 def arriving_bytes(collective: str, name: str, problem: Problem, machine: Machine) -> float:
-    """Return the bytes that are expected to arrive at the busiest rank: the time on a network where nothing else takes any."""
+    """Return the predicted bytes that arrive at the busiest rank: the time if only bandwidth costs anything."""
     bytes_alone = Machine(0.0, machine.beta, 0.0, 0.0, machine.beta, 0.0, 0.0, codec=machine.codec, overlap=0.0)
     free = MODELS[collective][name](problem._replace(local=1, on_device=False), bytes_alone)
     return free / machine.beta if machine.beta and problem.ranks > 1 else 0.0
 
 
 def _messages(problem: Problem, machine: Machine, entries: float, extent: float) -> float:
-    """Of a message from, or to, every other rank, one after the other."""
+    """Return the time of one message between a rank and every other rank, one after the other."""
     near = problem.local - 1
     time = near * step_time(problem, machine, 1, entries, extent) if near else 0.0
     return time + (problem.ranks - 1 - near) * step_time(problem, machine, problem.ranks, entries, extent)
@@ -84,7 +85,7 @@ def _reduce_scatter_halving(problem: Problem, machine: Machine) -> float:
         time += step_time(problem, machine, 1, k, size, pair_time(problem, machine, k, size))
         time += step_time(problem, machine, 1, total, extent)
     for distance in halvings(core):
-        share = min(1.0, max(share / 2, fullest / problem.ranks))  # the half that has the widest range
+        share = min(1.0, max(share / 2, fullest / problem.ranks))  # the half with the widest range
         entries, extent = share * problem.held(added), share * size
         time += step_time(problem, machine, distance, entries, extent, pair_time(problem, machine, entries, extent))
         added *= 2
@@ -100,7 +101,7 @@ def _allgather_doubling(problem: Problem, machine: Machine) -> float:
 
 
 def _allgather_ring(problem: Problem, machine: Machine) -> float:
-    entries = problem.lopsided * problem.entries  # at each hop the fullest stream is waited for somewhere
+    entries = problem.lopsided * problem.entries  # at each hop some rank waits for the stream with most entries
     time = (problem.ranks - 1) * step_time(problem, machine, problem.ranks, entries, problem.size)
     return time + _joining(problem, machine)
 
@@ -116,11 +117,11 @@ def _bcast_scatter(problem: Problem, machine: Machine) -> float:
 
 
 def _distances(ranks: int) -> list[int]:
-    """The distances at which ranks meet in a binomial tree."""
+    """Return the distances between communicating ranks in a binomial tree."""
     return [1 << level for level in range(rounds(ranks))]
 
 
-#: By collective, the algorithms in the order of preference among equals.
+#: The algorithms of each collective, in the order of preference among equals.
 MODELS: dict[str, dict[str, Callable[[Problem, Machine], float]]] = {
     "reduce": {"tree": _reduce_tree, "split": _reduce_split},
     "reduce_scatter": {"halving": _reduce_scatter_halving, "split": _reduce_scatter_split},

@@ -1,4 +1,4 @@
-"""The reduction of all ranks' streams on one of them, the root."""
+"""Reduce the streams of all ranks on one rank, the root."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["reduce_split", "reduce_tree"]
 
 
 def reduce_tree(stream: SparseStream, rank: int, ranks: int, reduction: Reduction, *, root: int) -> Schedule:
-    """Reduce along a binomial tree: a rank adds the sums of its children to its stream, and sends the total to its parent.
+    """Reduce along a binomial tree: a rank adds the sums of its children to its stream, and sends the result to its parent.
 
-    Latency log2(P) alpha, the optimum; bandwidth into the root from log2(P) k beta (the same k indices on all ranks) to (P - 1) k beta
-    (disjoint ones). Every rank but the root sends once. Returns None on all ranks but the root.
+    Latency log2(P) alpha, which is optimal; bandwidth into the root from log2(P) k beta (the same k indices on all ranks) to (P - 1) k beta
+    (disjoint indices). Every rank except the root sends once. Returns None on all ranks except the root.
     """
     parent, children = tree_of(rank, ranks, root)
     for child in children:

@@ -1,4 +1,4 @@
-"""The reduction of all ranks' streams, of which every rank gets one index range."""
+"""Reduce the streams of all ranks, and return one index range of the result on each rank."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["reduce_scatter_halving", "reduce_scatter_split"]
 def reduce_scatter_split(
     stream: SparseStream, rank: int, ranks: int, reduction: Reduction, *, bounds: Sequence[int], hosts: Hosts
 ) -> Schedule:
-    """Send every range straight to the rank that gets it, which adds up what arrives: the first step of SSAR_Split_AlGa (figure 3.11).
+    """Send every range directly to its rank, which adds what it receives: the first step of SSAR_Split_AlGa (figure 3.11).
 
-    Ranks that share a host do so in memory that they share, where they can. Latency (P - 1) alpha; bandwidth (P - 1)/P k beta for ranges
-    with as many entries each, the optimum.
+    Ranks of one host use shared memory where possible. Latency (P - 1) alpha; bandwidth (P - 1)/P k beta for ranges with equal numbers of
+    entries, which is optimal.
     """
     if len(hosts.members) == 1 and hosts.share_memory:
         return (yield HostReduceScatter(stream, hosts.members[0], tuple(bounds), reduction))  # type: ignore[no-any-return]
@@ -36,12 +36,12 @@ def reduce_scatter_halving(
 
     The algorithm has three steps:
 
-    1. If P is no power of two, the first ranks meet in pairs, and the second of each pair hands its stream to the first.
-    2. Recursive halving among the others, of which the first of a pair keeps the ranges of both.
+    1. If P is not a power of two, the first ranks form pairs, and the second of each pair sends its stream to the first.
+    2. Recursive halving among the other ranks, in which the first of a pair keeps the ranges of both.
     3. The second of each pair receives its range.
 
-    Latency log2(P) alpha, one more at each end for other numbers of ranks; bandwidth from (P - 1)/P k beta (the same k indices on all
-    ranks) to log2(P)/2 k beta (disjoint ones).
+    Latency log2(P) alpha, with one more alpha at each end if P is not a power of two; bandwidth from (P - 1)/P k beta (the same k indices
+    on all ranks) to log2(P)/2 k beta (disjoint indices).
     """
     core = lower_power_of_two(ranks)
     pairs = ranks - core

@@ -1,4 +1,4 @@
-"""Binomial trees: who is above whom, for any number of ranks and any root."""
+"""Binomial trees for any number of ranks and any root."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from sparseallreduce.algorithms.exchange import lower_power_of_two
 
 
 class Tree(NamedTuple):
-    """A rank's place in a binomial tree of all ranks."""
+    """The position of a rank in a binomial tree of all ranks."""
 
     parent: int | None  # None for the root
-    children: tuple[int, ...]  # the nearest first: the i-th is the root of a subtree of at most 2**i ranks
+    children: tuple[int, ...]  # from near to far: the i-th is the root of a subtree of at most 2**i ranks
 
 
 def tree_of(rank: int, ranks: int, root: int) -> Tree:
-    """Return the parent and the children of ``rank`` in the binomial tree that has ``root`` on top.
+    """Return the parent and the children of ``rank`` in the binomial tree with the given root.
 
-    Where the number of ranks is a power of two, ranks at distance 1 meet at the lowest level, whichever rank is the root, and those at
-    half of all ranks at the top: ranks of one host, which neighbour each other, are one subtree.
+    If the number of ranks is a power of two, ranks at distance 1 are connected at the lowest level, for any root, and ranks at half the
+    number of ranks at the top. The ranks of one host, which have consecutive numbers, thus form a subtree.
 
     >>> tree_of(0, 8, 0), tree_of(6, 8, 0)
     (Tree(parent=None, children=(1, 2, 4)), Tree(parent=4, children=(7,)))

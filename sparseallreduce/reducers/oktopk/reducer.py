@@ -74,15 +74,16 @@ class OkTopk(Reducer):
         Whether to balance the regions; otherwise they have equal lengths.
     max_imbalance : float or None
         Values are moved if the largest number of global top-k values on a rank exceeds this multiple of the mean, or if a rank would send
-        more than its bound in the allgatherv. None never moves values. bucket : int
-            Destinations in a bucket of the split, whose messages are in transit while those of the previous bucket are added.
-        hosts : bool
-            Whether to reduce between hosts, as for :class:`~sparseallreduce.Reducer`.
+        more than its bound in the allgatherv. None never moves values.
+    bucket : int
+        Destinations in a bucket of the split, whose messages are in transit while those of the previous bucket are added.
+    hosts : bool
+        Whether to reduce between hosts, as for :class:`~sparseallreduce.Reducer`.
 
-        Raises
-        ------
-        AlgorithmError
-            If an option is invalid.
+    Raises
+    ------
+    AlgorithmError
+        If an option is invalid.
 
     Notes
     -----

@@ -1,4 +1,4 @@
-"""The collectives besides allreduce on a virtual network."""
+"""Simulation of the collectives besides allreduce."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def simulate_collective(
 def _agreed_calls(
     streams: Sequence[Any], collective: Collective, op: Any, algorithm: str, options: Mapping[str, Any]
 ) -> tuple[list[CollectiveCall], tuple[int, ...]]:
-    """The call of each rank, and the entries that each announces."""
+    """Return the call of each rank, and the number of entries that each announces."""
     made: list[tuple[CollectiveCall | None, Intent]] = [
         make_collective_call(collective, stream, op, algorithm, options, rank, len(streams)) for rank, stream in enumerate(streams)
     ]
@@ -60,7 +60,7 @@ def _agreed_calls(
 
 
 def _apart(output: Any, streams: Sequence[Any], reduction: Reduction) -> Any:
-    """An output on none of the arrays that came in, also by way of another rank."""
+    """Return the output, copied if it shares memory with any rank's input."""
     given = (stream for stream in streams if isinstance(stream, SparseStream))
     if isinstance(output, SparseStream) and any(output.overlaps(stream) for stream in given):
         return reduction.leave(output.copy())

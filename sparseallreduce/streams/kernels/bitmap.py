@@ -110,7 +110,7 @@ def encode_nonzero(dense: Values, bits: Bytes, out: Values) -> int:
     StreamError
         If lengths, widths or dtypes do not match, or an array is not contiguous.
 
-        Examples
+    Examples
     --------
     >>> bits, values, dense = np.empty(1, np.uint8), np.empty(4), np.array([0.0, 1.5, 0.0, -0.0])
     >>> count = encode_nonzero(dense, bits, values)

@@ -34,7 +34,8 @@ def scatter(indices: Indices, values: Values, lo: int, op: Operator, dense: Valu
         Strictly increasing, each in ``[lo, lo + len(dense))``.
     values : ndarray, shape (n,) or (n, width)
     lo : int
-        The index of ``dense[0]``. op : Operator
+        The index of ``dense[0]``.
+    op : Operator
     dense : ndarray, shape (size,) or (size, width)
         Modified in place; of the dtype of ``values``.
 
@@ -98,7 +99,9 @@ def gather_present(dense: Values, lo: int, index_dtype: DTypeLike) -> tuple[Indi
     ----------
     dense : ndarray, shape (size,) or (size, width)
     lo : int
-        The index of ``dense[0]``. index_dtype : {uint32, uint64} Dtype of the indices; it must hold ``lo + size - 1``.
+        The index of ``dense[0]``.
+    index_dtype : {uint32, uint64}
+        Dtype of the indices; it must hold ``lo + size - 1``.
 
     Returns
     -------

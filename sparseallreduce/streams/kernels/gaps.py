@@ -51,7 +51,7 @@ def encode_gaps(indices: Indices, lo: int, out: Bytes) -> int:
     int
         The number of bytes written.
 
-        Raises
+    Raises
     ------
     StreamError
         If indices are not increasing or less than ``lo``, ``out`` is too short, or an array is not contiguous or has another dtype.
@@ -93,7 +93,7 @@ def decode_gaps(octets: Bytes, lo: int, hi: int, out: Indices) -> bool:
     out : ndarray of uint32 or uint64, shape (n,)
         One element for each index.
 
-        Returns
+    Returns
     -------
     bool
         True if ``out`` holds strictly increasing indices in ``[lo, hi)``, decoded from exactly these bytes. Otherwise its content is

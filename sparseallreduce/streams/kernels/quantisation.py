@@ -36,8 +36,8 @@ def narrow(values: Values, form: str, out: Array) -> int:
     StreamError
         If lengths or dtypes do not match, or an array is not contiguous.
 
-        Examples
-        --------
+    Examples
+    --------
         >>> halves = np.empty(3, np.uint16)
     >>> narrow(np.array([1.0, np.inf, 65519.0]), "float16", halves), halves.view(np.float16)
     (-1, array([1.000e+00,       inf, 6.550e+04], dtype=float16))

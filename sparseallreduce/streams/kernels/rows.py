@@ -68,21 +68,22 @@ def cut_rows(rows: Indices, itemsize: int, counts: NDArray[np.int64], size: int,
     rows : ndarray, shape (ranks, bytes / index size)
         Streams stored one in a row of bytes: values, then the aligned indices.
     itemsize : int
-        Size in bytes of a value, or of a row of values. counts : ndarray of int64, shape (ranks,)
-            Entries of each row.
-        size : int
-            Size of the index space.
-        part : int
-            Number of the part, from 0.
-        parts : int
+        Size in bytes of a value, or of a row of values.
+    counts : ndarray of int64, shape (ranks,)
+        Entries of each row.
+    size : int
+        Size of the index space.
+    part : int
+        Number of the part, from 0.
+    parts : int
     bounds : ndarray of uint64, shape (4, ranks + 1)
         Output. The first two rows hold the start and the end of the part in each row of entries, and in their last element its start and
         end in the index space. The last element of the third row holds the number of entries before the part.
 
-        Returns
-        -------
-        int
-            The number of entries in the part.
+    Returns
+    -------
+    int
+        The number of entries in the part.
 
     Raises
     ------
@@ -107,8 +108,9 @@ def estimate_union(rows: Indices, start: int, itemsize: int, counts: NDArray[np.
     rows, start, counts
         As for :func:`sum_rows`, without dense vectors.
     itemsize : int
-        Size in bytes of a value, or of a row of values. samples : int
-            Number of entries that are searched for in all rows.
+        Size in bytes of a value, or of a row of values.
+    samples : int
+        Number of entries that are searched for in all rows.
 
     Raises
     ------
@@ -151,10 +153,11 @@ def sum_cut_rows(
     inner : (indices, values)
         Work memory from :func:`inner_sums`.
     iout, vout : ndarray, shape (1, room)
-        The outputs, with room for all entries of the part. Their content apart from the sum is undefined. whole : bool
-            Sum all entries and ignore ``bounds``.
-        at_end : bool
-            Place the sum at the end of the outputs instead of their start.
+        The outputs, with room for all entries of the part. Their content apart from the sum is undefined.
+    whole : bool
+        Sum all entries and ignore ``bounds``.
+    at_end : bool
+        Place the sum at the end of the outputs instead of their start.
     limit : int, optional
         The most entries that the sum may have.
     checked : bool
@@ -200,8 +203,9 @@ def write_past(target: NDArray[np.uint8], to: int, source: NDArray[np.uint8]) ->
     Parameters
     ----------
     target, source : ndarray of uint8, shapes (m,) and (n,)
-        Contiguous. to : int
-            Offset of the copy in ``target``.
+        Contiguous.
+    to : int
+        Offset of the copy in ``target``.
 
     Raises
     ------

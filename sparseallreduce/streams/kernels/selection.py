@@ -47,16 +47,18 @@ def select(
     Parameters
     ----------
     accumulator : ndarray, shape (N,)
-        Must be writeable with ``gradient`` or ``clear``. gradient : ndarray of the same shape and dtype, or None
-            Added to the accumulator first.
-        over : int
-            Magnitudes whose key is above this are selected.
+        Must be writeable with ``gradient`` or ``clear``.
+    gradient : ndarray of the same shape and dtype, or None
+        Added to the accumulator first.
+    over : int
+        Magnitudes whose key is above this are selected.
     index_dtype : {uint32, uint64}
     clear : bool
-        Set selected values to zero in the accumulator. expected : int
-            Expected number of values, for the size of buffers.
-        most : int, optional
-            Stop soon after selecting more than this number.
+        Set selected values to zero in the accumulator.
+    expected : int
+        Expected number of values, for the size of buffers.
+    most : int, optional
+        Stop soon after selecting more than this number.
 
     Returns
     -------
@@ -144,15 +146,17 @@ def draw(
     Parameters
     ----------
     accumulator : ndarray, shape (N,)
-        Must be writeable with ``gradient`` or ``clear``. gradient : ndarray of the same shape and dtype, or None index_dtype : {uint32,
-        uint64} bucket : int
-            Values in a bucket, at least 1; the last may be shorter.
-        share : float
-            Expected number of values drawn from a bucket.
-        at_most : bool
-            Whether large magnitudes may reduce the expected number.
-        fixed : int
-            If not 0, the exact number for each bucket: further values are dropped, missing ones filled with zeros at undrawn positions.
+        Must be writeable with ``gradient`` or ``clear``.
+    gradient : ndarray of the same shape and dtype, or None
+    index_dtype : {uint32, uint64}
+    bucket : int
+        Values in a bucket, at least 1; the last may be shorter.
+    share : float
+        Expected number of values drawn from a bucket.
+    at_most : bool
+        Whether large magnitudes may reduce the expected number.
+    fixed : int
+        If not 0, the exact number for each bucket: further values are dropped, missing ones filled with zeros at undrawn positions.
     seed : int
         From 0 to 2**64 - 1.
     clear : bool
@@ -193,8 +197,9 @@ def collect(array: Array, below: int, over: int, room: int) -> tuple[int, int, A
     ----------
     array : ndarray, shape (N,)
     below, over : int
-        Magnitudes whose key is above ``below`` and not above ``over`` are copied. room : int
-            Largest number of copies.
+        Magnitudes whose key is above ``below`` and not above ``over`` are copied.
+    room : int
+        Largest number of copies.
 
     Returns
     -------
@@ -243,8 +248,9 @@ def largest(array: Array, k: int, index_dtype: DTypeLike) -> Array:
 
 
 def key_counts(array: Array, low: int, shift: int, length: int) -> Array:
-    """Count the non-zero magnitudes whose keys are in each of ``length`` intervals of ``2**shift`` from ``low`` on; the result is on the
-    host.
+    """Count the non-zero magnitudes in each of ``length`` intervals of keys.
+
+    An interval has ``2**shift`` keys; the first begins at ``low``. The result is on the host.
 
     Parameters
     ----------

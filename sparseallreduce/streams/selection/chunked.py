@@ -25,13 +25,14 @@ class ChunkTopK(Selector):
     Parameters
     ----------
     k : int
-        Exact number of values to select. chunk : int
-            Values in a chunk, at least 1.
+        Exact number of values to select.
+    chunk : int
+        Values in a chunk, at least 1.
 
-        Raises
-        ------
-        StreamError
-            If ``chunk`` is less than 1.
+    Raises
+    ------
+    StreamError
+        If ``chunk`` is less than 1.
 
     Examples
     --------

@@ -28,7 +28,9 @@ def kth_magnitude(array: Array, k: int) -> float:
     Parameters
     ----------
     array : ndarray of float32 or float64, shape (N,)
-        It is not modified. k : int From 1 to N.
+        It is not modified.
+    k : int
+        From 1 to N.
 
     Returns
     -------
@@ -146,8 +148,9 @@ def top_of_stream(stream: SparseStream, k: int) -> SparseStream:
     Parameters
     ----------
     stream : SparseStream
-        Of float32 or float64, not row-sparse; may be a part on a range of indices. k : int
-            At least 0.
+        Of float32 or float64, not row-sparse; may be a part on a range of indices.
+    k : int
+        At least 0.
 
     Examples
     --------

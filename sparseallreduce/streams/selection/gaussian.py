@@ -24,10 +24,11 @@ class Gaussian(Selector):
     Parameters
     ----------
     k : int
-        Approximate number of values to select. least : float
-            Fraction of k that counts as too few; 0 keeps the threshold of the distribution.
-        scale : float
-            Factor by which the threshold is multiplied repeatedly, between 0 and 1.
+        Approximate number of values to select.
+    least : float
+        Fraction of k that counts as too few; 0 keeps the threshold of the distribution.
+    scale : float
+        Factor by which the threshold is multiplied repeatedly, between 0 and 1.
 
     Notes
     -----

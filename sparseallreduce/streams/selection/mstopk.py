@@ -27,10 +27,11 @@ class MSTopK(Selector):
     Parameters
     ----------
     k : int
-        Exact number of values to select. searches : int
-            Steps of the binary search, N in the paper, which uses 30.
-        seed : int
-            Seed of the random run. The result depends on it, on the number of previous selections, and on the values.
+        Exact number of values to select.
+    searches : int
+        Steps of the binary search, N in the paper, which uses 30.
+    seed : int
+        Seed of the random run. The result depends on it, on the number of previous selections, and on the values.
 
     Notes
     -----

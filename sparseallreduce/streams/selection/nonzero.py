@@ -47,9 +47,9 @@ def choose_nonzero(
     accumulator, gradient : ndarray, shape (N,)
     k : int
     threshold : float
-        A guess of the k-th magnitude, better too low than too high: it avoids copying lower values, without changing the result. least :
-        int
-            If fewer values reach the threshold, the vector is read again without it.
+        A guess of the k-th magnitude, better too low than too high: it avoids copying lower values, without changing the result.
+    least : int
+        If fewer values reach the threshold, the vector is read again without it.
 
     Returns
     -------

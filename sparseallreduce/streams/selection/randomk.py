@@ -17,8 +17,9 @@ class RandomK(Selector):
     Parameters
     ----------
     k : int
-        Exact number of values to select. seed : int
-            Seed. The result depends on it, on the number of previous selections, and on the size, but not on the values.
+        Exact number of values to select.
+    seed : int
+        Seed. The result depends on it, on the number of previous selections, and on the size, but not on the values.
 
     Examples
     --------

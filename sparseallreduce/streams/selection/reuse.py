@@ -43,19 +43,21 @@ class ThresholdReuse(Selector):
     Parameters
     ----------
     k : int
-        Largest number of values to select. period : int or "auto"
-            Steps from one exact threshold to the next, tau' in the paper; 1 always selects the exact top k. "auto" derives it from how many
-            of k values are missing as the threshold ages: see :mod:`~sparseallreduce.streams.selection.period`.
-        drift : float
-            Fraction of k that may be missing before the threshold is evaluated again.
+        Largest number of values to select.
+    period : int or "auto"
+        Steps from one exact threshold to the next, tau' in the paper; 1 always selects the exact top k. "auto" derives it from how many of
+        k values are missing as the threshold ages: see :mod:`~sparseallreduce.streams.selection.period`.
+    drift : float
+        Fraction of k that may be missing before the threshold is evaluated again.
 
     Attributes
     ----------
     threshold : float
-        Threshold of the next step; 0 if it will evaluate the exact top k. slack : float
-            Logarithm of the ratio of the k-th magnitude to the threshold.
-        steps : int
-            Number of selections so far.
+        Threshold of the next step; 0 if it will evaluate the exact top k.
+    slack : float
+        Logarithm of the ratio of the k-th magnitude to the threshold.
+    steps : int
+        Number of selections so far.
 
     Notes
     -----
@@ -115,15 +117,16 @@ def choose_reusing(
     gradient : ndarray, shape (N,), or None
     k : int
     reuse : Reuse
-        State from the previous step, or ``Reuse()``. drift : float
-            Fraction of k that may be missing.
+        State from the previous step, or ``Reuse()``.
+    drift : float
+        Fraction of k that may be missing.
 
     Returns
     -------
     indices, values : ndarray
-        The k largest magnitudes, or all non-zeros if fewer; or all that reach the threshold, if at most ``drift * k`` are missing. reuse :
-        Reuse
-            State for the next step.
+        The k largest magnitudes, or all non-zeros if fewer; or all that reach the threshold, if at most ``drift * k`` are missing.
+    reuse : Reuse
+        State for the next step.
     """
     if on_device(accumulator):
         (indices, values), _, left = choose_with_copy(accumulator, gradient, k, reuse, drift, wanted=False)

@@ -24,12 +24,13 @@ class DoubleSampling(Selector):
     Parameters
     ----------
     k : int
-        Approximate number of values to select. share : float
-            Fraction of the vector that is sampled; DGC uses 0.001 to 0.01.
-        overshoot : float
-            The second selection is made if the number exceeds ``overshoot * k`` or is below ``k / overshoot``; at least 1.
-        seed : int
-            Seed of the sample. The result depends on it, on the number of previous selections, and on the values.
+        Approximate number of values to select.
+    share : float
+        Fraction of the vector that is sampled; DGC uses 0.001 to 0.01.
+    overshoot : float
+        The second selection is made if the number exceeds ``overshoot * k`` or is below ``k / overshoot``; at least 1.
+    seed : int
+        Seed of the sample. The result depends on it, on the number of previous selections, and on the values.
 
     Examples
     --------

@@ -24,8 +24,9 @@ def select_at_least(
     accumulator : ndarray of float32 or float64, shape (N,)
         The gradient is added to it; with ``clear``, selected values are set to zero.
     threshold : float
-        At least 0. Every threshold selects NaN values; a NaN threshold selects nothing else. gradient : ndarray, shape (N,), optional Of
-        the same dtype.
+        At least 0. Every threshold selects NaN values; a NaN threshold selects nothing else.
+    gradient : ndarray, shape (N,), optional
+        Of the same dtype.
     clear : bool
     expected : int, optional
         Expected number of values, which determines the memory used; N / 16 by default.
@@ -69,7 +70,9 @@ def stream_at_least(stream: SparseStream, threshold: float) -> SparseStream:
     Parameters
     ----------
     stream : SparseStream
-        Of float32 or float64, not row-sparse; may be a part on a range of indices. threshold : float As for :func:`select_at_least`.
+        Of float32 or float64, not row-sparse; may be a part on a range of indices.
+    threshold : float
+        As for :func:`select_at_least`.
 
     Examples
     --------

@@ -59,10 +59,11 @@ def compile_kernel(
     operator : callable, "replace" or None
         A ufunc that the kernel applies to two values, bound to its first argument; None for kernels that apply none.
     index_dtype, value_dtype : numpy dtype
-        Dtypes of the indices, and of the values or their bits. ndim : {1, 2}
-            Dimensions of the array of values.
+        Dtypes of the indices, and of the values or their bits.
+    ndim : {1, 2}
+        Dimensions of the array of values.
 
-        Returns
+    Returns
     -------
     callable or None
         None if the operator or the dtype of the values is not compiled.

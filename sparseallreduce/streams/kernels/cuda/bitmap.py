@@ -87,7 +87,7 @@ def encode_nonzero(dense: Any, xp: Any, *, block: int = BLOCK) -> tuple[Any, Any
     values : device array, shape (n,) or (n, width)
         Their number is copied to the host.
 
-        Raises
+    Raises
     ------
     StreamError
         If the array is not contiguous, or has items of another size.

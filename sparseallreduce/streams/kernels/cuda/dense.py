@@ -28,7 +28,8 @@ def scatter(indices: Any, values: Any, lo: int, op: Operator, dense: Any, xp: An
         Strictly increasing, each in ``[lo, lo + len(dense))``.
     values : device array, shape (n,) or (n, width)
     lo : int
-        The index of ``dense[0]``. op : Operator
+        The index of ``dense[0]``.
+    op : Operator
     dense : device array, shape (size,) or (size, width)
         Modified in place; of the dtype of ``values``.
     xp : module
@@ -114,7 +115,9 @@ def gather_present(dense: Any, lo: int, index_dtype: DTypeLike, xp: Any, *, run:
     dense : device array, shape (size,) or (size, width)
         Of any dtype of streams except bfloat16.
     lo : int
-        The index of ``dense[0]``. index_dtype : {uint32, uint64} It must hold ``lo + size - 1``.
+        The index of ``dense[0]``.
+    index_dtype : {uint32, uint64}
+        It must hold ``lo + size - 1``.
     xp : module
         NumPy or CuPy.
 

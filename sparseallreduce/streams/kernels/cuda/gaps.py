@@ -42,7 +42,9 @@ def encode_gaps(indices: Any, lo: int, xp: Any, *, block: int = BLOCK) -> Any:
     indices : device array of uint32 or uint64, shape (n,)
         Strictly increasing.
     lo : int
-        Start of the first gap. xp : module NumPy or CuPy.
+        Start of the first gap.
+    xp : module
+        NumPy or CuPy.
 
     Returns
     -------
@@ -88,7 +90,8 @@ def decode_gaps(octets: Any, lo: int, hi: int, count: int, index_dtype: DTypeLik
     lo, hi : int
         The range of the indices.
     count : int
-        Number of indices. index_dtype : {uint32, uint64}
+        Number of indices.
+    index_dtype : {uint32, uint64}
 
     Returns
     -------

@@ -47,8 +47,9 @@ def merge(ia: Any, va: Any, ib: Any, vb: Any, op: Operator, xp: Any, *, run: int
     op : Operator
         For an index in both sets the value is ``op.ufunc(va, vb)``, otherwise a bit-exact copy of the one.
     xp : module
-        NumPy or CuPy, the module of the arrays. run, block : int
-            Steps of a thread, and threads of a block. Results do not depend on them.
+        NumPy or CuPy, the module of the arrays.
+    run, block : int
+        Steps of a thread, and threads of a block. Results do not depend on them.
 
     Returns
     -------

@@ -113,7 +113,7 @@ def sum_duplicates(indices: Any, values: Any, op: Operator, xp: Any, *, block: i
     indices, values : device arrays, shapes (m,), and (m,) or (m, width)
         Their number is copied to the host.
 
-        Raises
+    Raises
     ------
     StreamError
         If the numbers of values and indices differ, or an array is not contiguous.
