@@ -156,7 +156,7 @@ def test_different_bits_on_a_rank_fail_on_all(mpi_run):
 
     assert ran.returncode == 1
     assert "ssar_ring: the ranks have different results" in ran.stderr
-    assert ran.stderr.count("different bits") == 1
+    assert ran.stderr.count("different results") == 1
     assert "Traceback" not in ran.stderr
 
 

@@ -201,7 +201,7 @@ def test_a_checkpoint_of_another_layout_is_not_called_damaged(tmp_path, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr("sparseallreduce.linear.training.checkpoint._LAYOUT", "sparseallreduce checkpoint 99")
         Checkpoints(tmp_path).save(1000, SAMPLE, sar.SERIAL)
-    with pytest.raises(CheckpointError, match=r"has the layout 'sparseallreduce checkpoint 99', .*: go on with the version") as raised:
+    with pytest.raises(CheckpointError, match=r"has the layout 'sparseallreduce checkpoint 99', .*: continue with the version") as raised:
         Checkpoints(tmp_path).prepare(sar.SERIAL, resume=True)
     assert "damaged" not in str(raised.value)
 

@@ -181,7 +181,7 @@ def test_the_best_model_on_samples_held_out_is_written(folder, tmp_path):
     losses = [epoch["validation_loss"] for epoch in report["epochs"]]
     best = int(np.argmin(losses))
     assert report["results"]["best_epoch"] == best + 1
-    assert f"the model is that after epoch {best + 1}, which the best on the held-out samples" in output
+    assert f"the model is that after epoch {best + 1}, the best on the held-out samples" in output
     assert report["epochs"][0]["steps"] == 20
     run(folder, "--validation", "0.2", "--epochs", best + 1, "--learning-rate", "20", "--model-out", tmp_path / "short.npz")
     np.testing.assert_array_equal(np.load(tmp_path / "model.npz")["weights"], np.load(tmp_path / "short.npz")["weights"])
