@@ -158,7 +158,7 @@ def test_a_run_starts_from_the_scores_of_a_model(folder, tmp_path, data, choice)
     np.testing.assert_allclose(still.intercept, first.intercept, rtol=1e-6)
     refused = run("train", folder / "train.svm", "--features", 300, "--model", "svm", *asked[2:], "--initial-model", tmp_path / "first.npz",
                   status=1)  # fmt: skip
-    assert "m.npz: it is a" in refused.stderr and "--model is svm, with 4, one per class" in refused.stderr
+    assert "first.npz: it is a" in refused.stderr and "--model is svm, with 4, one per class" in refused.stderr
 
 
 @pytest.mark.parametrize("more", [["--validation", "0.2", "--early-stopping", "validation_accuracy"], ["--evaluate-every", "0"]], ids=str)

@@ -481,7 +481,7 @@ def test_the_scale_of_all_features_changes_no_score(folder, tmp_path, scale):
         (["--validation", "0.1", "--evaluate-every", "0"], "--evaluate-every 0 turns off"),
         (["--early-stopping", "train_auc", "--evaluate-every", "0"], "--evaluate-every 0 turns off"),
         (["--early-stopping", "validation_auc"], "give --validation too"),
-        (["--l2", "0.1,0.2"], "give --validation too"),
+        (["--l2", "0.1,0.2"], "give --validation or --folds too"),
         (["--l2", "0.1,0.1", "--validation", "0.2"], "contains a number twice"),
         (["--l2", "0.1,x", "--validation", "0.2"], "'x' is not a valid float"),
         (["--l2", "0.1,-2", "--validation", "0.2"], "-2.0 is not in the range"),
