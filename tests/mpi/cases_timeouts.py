@@ -9,7 +9,7 @@ from cases_faults import outcome_of
 from cases_handshake import duplicate
 from cases_progress import need_threads
 from mpi_cases import each, limit, skip
-from mpi_inputs import Inputs, check_usable, raise_what_is_owed
+from mpi_inputs import Inputs, check_usable, hear_from, raise_what_is_owed
 
 import sparseallreduce as sar
 from sparseallreduce.runtime import mailbox
@@ -30,15 +30,15 @@ def case_a_rank_that_comes_late_is_named_and_raises_the_same(comm, way, shared):
     with duplicate(comm, shared) as ours:
         sar.allreduce(inputs.stream(comm.rank), ours, algorithm=algorithm)
         ours.Barrier()
-        if comm.rank == late:
-            time.sleep(LATE)
-        start = time.perf_counter()
-        outcome = failed(lambda: within(SECONDS if comm.rank != late else None, inputs.stream(comm.rank), ours, how, algorithm=algorithm))
-        seconds = time.perf_counter() - start
+        limited = SECONDS if comm.rank != late else None
+        outcome, seconds = once_the_others_gave_up(
+            comm, late, lambda: within(limited, inputs.stream(comm.rank), ours, how, algorithm=algorithm)
+        )
         check_alike(comm, outcome)
         assert type(outcome) is sar.WaitTimeoutError and isinstance(outcome, TimeoutError)
         assert outcome.on_all_ranks
-        assert said_by_one(outcome) == f"not done within 0.2 s: rank {late} has not come to this operation"
+        assert said_by_one(outcome).startswith("not done within 0.2 s: rank")
+        assert is_missed(late, outcome), outcome
         assert seconds < 1.2 and (seconds >= SECONDS / 2 or comm.rank == late), seconds
         for _ in range(6):
             inputs.check(sar.allreduce(inputs.stream(comm.rank), ours, algorithm=algorithm))
@@ -183,13 +183,12 @@ def case_lists_and_reducers_are_waited_for_no_longer(comm, blocking):
     late = comm.size - 1
     check_usable(comm)
     given = [Inputs(comm.size, size, dtype, seed=size, entries=size // 4) for size, dtype in ((100, "float32"), (40, "float64"))]
-    comm.Barrier()
-    if comm.rank == late:
-        time.sleep(LATE)
     streams = [part.stream(comm.rank) for part in given]
-    outcome = failed(lambda: within(SECONDS if comm.rank != late else None, streams, comm, "blocking" if blocking else "wait"))
+    limited = SECONDS if comm.rank != late else None
+    comm.Barrier()
+    outcome, _ = once_the_others_gave_up(comm, late, lambda: within(limited, streams, comm, "blocking" if blocking else "wait"))
     check_alike(comm, outcome)
-    assert type(outcome) is sar.WaitTimeoutError and f"rank {late} has not come" in str(outcome)
+    assert type(outcome) is sar.WaitTimeoutError and is_missed(late, outcome), outcome
     for part, result in zip(given, sar.allreduce(streams, comm), strict=True):
         part.check(result)
     reducer = sar.OkTopk(1000, 10)
@@ -197,12 +196,9 @@ def case_lists_and_reducers_are_waited_for_no_longer(comm, blocking):
     reducer.allreduce(accumulator, comm)
     before = reducer.state()
     comm.Barrier()
-    if comm.rank == late:
-        time.sleep(LATE)
-    request = reducer.iallreduce(accumulator, comm)
-    outcome = outcome_of(request) if comm.rank == late else failed(lambda: request.wait(timeout=SECONDS))
+    outcome, _ = once_the_others_gave_up(comm, late, lambda: reducer.iallreduce(accumulator, comm).wait(timeout=limited))
     check_alike(comm, outcome)
-    assert type(outcome) is sar.WaitTimeoutError and f"rank {late} has not come" in str(outcome)
+    assert type(outcome) is sar.WaitTimeoutError and is_missed(late, outcome), outcome
     assert reducer.state()["steps"] == before["steps"]
     reducer.allreduce(accumulator, comm)
     check_usable(comm)
@@ -215,12 +211,11 @@ def case_what_a_thread_moves_on_is_waited_for_no_longer(comm, algorithm):
     inputs, late = Inputs(comm.size, 100, "float32"), comm.size - 1
     check_usable(comm)
     comm.Barrier()
-    if comm.rank == late:
-        time.sleep(LATE)
-    request = sar.iallreduce(inputs.stream(comm.rank), comm, algorithm=algorithm, progress="thread")
-    outcome = outcome_of(request) if comm.rank == late else failed(lambda: request.wait(timeout=SECONDS))
+    options = {"algorithm": algorithm, "progress": "thread"}
+    limited = SECONDS if comm.rank != late else None
+    outcome, _ = once_the_others_gave_up(comm, late, lambda: within(limited, inputs.stream(comm.rank), comm, "wait", **options))
     check_alike(comm, outcome)
-    assert f"rank {late} has not come" in str(outcome)
+    assert is_missed(late, outcome), outcome
     check_usable(comm)
 
 
@@ -314,6 +309,24 @@ def failed(run, may_succeed=False):
         return error
     assert may_succeed, result
     return result
+
+
+def once_the_others_gave_up(comm, late, run):
+    """Return the error of an operation and the seconds it took; the late rank begins it once all others have failed, however slow."""
+    for rank in range(comm.size) if comm.rank == late else ():
+        if rank != late:
+            hear_from(comm, rank)
+    start = time.perf_counter()
+    outcome = failed(run)
+    seconds = time.perf_counter() - start
+    if comm.rank != late:
+        comm.send(None, late)
+    return outcome, seconds
+
+
+def is_missed(rank, error):
+    """Return whether the error says that this rank has not come; on a busy machine others may be missed with it."""
+    return re.search(rf"ranks? [\d, ]*\b{rank}[\d, ]* ha(s|ve) not come", str(error)) is not None
 
 
 def said_by_one(error):
