@@ -168,7 +168,7 @@ BINARY = [
     _file("too long", binary() + b"\0", ", offset 40: the file should have 464 bytes, but has 465"),
     _file("no samples", _with(16, 0, seal=True), ", offset 16: no samples in it"),
     _file("no features", binary(features=0), ", offset 24: 0 features do not match indices of 4 bytes"),
-    _file("too many features", binary(features=2**33), ", offset 24: 8589934592 features do not go"),
+    _file("too many features", binary(features=2**33), ", offset 24: 8589934592 features do not match"),
     _file("samples of another number", binary(samples=5), ", offset 64: the section indptr has 40 bytes"),
     _file("non-zeros of another number", binary(nonzeros=8), ", offset 80: the section indices has 28 bytes"),
     _file("unknown index width", _with(48, 3, seal=True), ", offset 48: the index width is 3"),

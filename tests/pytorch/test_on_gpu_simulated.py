@@ -24,5 +24,5 @@ def test_tensors_on_a_gpu_under_the_simulator():
 
 
 def test_two_ranks_whose_tensors_are_on_a_gpu(mpi_run):
-    ran = mpi_run(2, ROOT / FOLDER / "two_ranks.py", env={"NUMBA_ENABLE_CUDASIM": "1", "NUMBA_DISABLE_JIT": "1"}, timeout=120)
+    ran = mpi_run(2, ROOT / FOLDER / "two_ranks.py", env={"NUMBA_ENABLE_CUDASIM": "1", "NUMBA_DISABLE_JIT": "1"}, timeout=300)
     assert ran.stdout.count("is done") == 2
