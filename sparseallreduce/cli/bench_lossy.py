@@ -13,6 +13,7 @@ from sparseallreduce.cli.lossy_options import WORD, lossy_density, refuse_lossle
 from sparseallreduce.cli.lossy_steps import LossySetting, MeasuredReducer, measure
 from sparseallreduce.cli.progress import progress_bar
 from sparseallreduce.cli.report import check_output, environment, on_rank_0, write_report
+from sparseallreduce.cli.terminal import Column, table_lines, wrapped
 from sparseallreduce.cli.timing import spread
 from sparseallreduce.reducers import REDUCERS
 from sparseallreduce.runtime.communicators import world
@@ -21,7 +22,22 @@ __all__ = ["run"]
 
 Array = NDArray[Any]
 
-_PARTS = (("select", 9), ("communicate", 11))  # columns and their widths
+_COLUMNS = (
+    Column("name", "reducer", 0, 0, left=True),
+    Column("select", "select", 0, 1),
+    Column("communicate", "communicate", 0, 1),
+    Column("median", "total", 0, 0),
+    Column("lower_quartile", "25 %", 0, 8),
+    Column("upper_quartile", "75 %", 0, 8),
+    Column("slowest", "slowest", 0, 7),
+    Column("copies", "/ copy", 0, 2),
+    Column("ratio", "/ dense", 0, 0),
+    Column("words", "words / k", 0, 3),
+    Column("messages", "messages", 0, 6),
+    Column("chosen", "chosen", 0, 5),
+    Column("result", "result", 0, 4),
+    Column("fault", "", 0, 0, left=True),
+)
 
 
 def run(context: click.Context, names: list[str] | None, json_path: Path | None, chosen: dict[str, Any], xp: Any = None) -> None:
@@ -96,24 +112,27 @@ def _mean(counts: Array, steps: int) -> list[int]:
 def _table(setting: LossySetting, results: dict[str, Any], surroundings: dict[str, Any]) -> str:
     k = results["entries"]
     library = surroundings["mpi"].partition(",")[0] if surroundings["mpi"] else "no MPI"
-    lines = [
+    about = (
         f"{library}, {len(surroundings['hosts'])} host(s), {surroundings['cpus']} core(s): of {results['ranks']} x {setting.size:,} "
         f"{setting.dtype} values, k = {k:,} (density {setting.density:.4g})",
         f"{'non-blocking, ' if setting.non_blocking else ''}milliseconds of the slowest rank, median and quartiles of "
         f"{setting.experiments * setting.repeats}; words of {WORD} bytes that a rank sends, values and indices",
-        "",
-        f"{'reducer':<14} {'select':>9} {'communicate':>11} {'total':>9} {'25 %':>9} {'75 %':>9} {'slowest':>9} {'/ copy':>7} "
-        f"{'/ dense':>8} {'words / k':>9} {'messages':>8} {'chosen':>8} {'result':>8}",
-    ]
-    for row in (results["copy"], results["dense"], *results["algorithms"]):
-        parts = [f"{1e3 * row[part]['median']:{width}.3f}" if part in row else " " * width for part, width in _PARTS]
-        times = [f"{1e3 * row[key]:9.3f}" for key in ("median", "lower_quartile", "upper_quartile")]
-        times.append(f"{1e3 * np.max(row['seconds']):9.3f}")
-        ratios = ["-" if row[key] is None else f"{row[key]:{form}}" for key, form in (("copies", ".2f"), ("ratio", ".4f"))]
-        line = " ".join([f"{row['algorithm']:<14}", *parts, *times, f"{ratios[0]:>7}", f"{ratios[1]:>8}"])
-        if "words" in row:
-            line += f" {max(row['words']) / max(1, k):9.3f} {max(row['messages']):8,}"
-            line += f" {row['contributed']:8.3%} {row['result_density']:8.3%}"
-            line += "" if row["correct"] else "  WRONG"
-        lines.append(line)
-    return "\n".join(lines)
+    )
+    rows = [_cells(row, k) for row in (results["copy"], results["dense"], *results["algorithms"])]
+    return "\n".join([*map(wrapped, about), "", *table_lines(_COLUMNS, rows)])
+
+
+def _cells(row: dict[str, Any], k: int) -> dict[str, str]:
+    cells = {key: f"{1e3 * row[key]:.3f}" for key in ("median", "lower_quartile", "upper_quartile")}
+    cells |= {part: f"{1e3 * row[part]['median']:.3f}" for part in ("select", "communicate") if part in row}
+    cells |= {key: "-" if row[key] is None else f"{row[key]:{form}}" for key, form in (("copies", ".2f"), ("ratio", ".4f"))}
+    cells |= {"name": row["algorithm"], "slowest": f"{1e3 * np.max(row['seconds']):.3f}"}
+    if "words" not in row:
+        return cells
+    return cells | {
+        "words": f"{max(row['words']) / max(1, k):.3f}",
+        "messages": f"{max(row['messages']):,}",
+        "chosen": f"{row['contributed']:.3%}",
+        "result": f"{row['result_density']:.3%}",
+        "fault": "" if row["correct"] else "WRONG",
+    }

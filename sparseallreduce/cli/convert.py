@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import click
-from tqdm import tqdm
 
 from sparseallreduce.cli.inputs import SamplesCommand, format_options, samples_argument, table_arguments, table_options
 from sparseallreduce.cli.interpretation_options import names_option, write_dictionary
+from sparseallreduce.cli.progress import progress_bar, progress_option
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output
 from sparseallreduce.cli.signals import stop_as_interrupted
+from sparseallreduce.cli.terminal import wrapped
 from sparseallreduce.linear.data.binary.format import Header
 from sparseallreduce.linear.data.binary.reader import is_binary
 from sparseallreduce.linear.data.convert import convert as convert_file
@@ -37,6 +38,7 @@ __all__ = ["byte_bar", "convert", "convert_with_bars"]
 )
 @click.option("--zero-based", is_flag=True, help="The indices of svmlight text start at 0, not at 1.")
 @names_option
+@progress_option()
 @format_options
 def convert(source: Data, out: Path, names: Path | None, **options: Any) -> None:
     """Convert svmlight text, or samples IN of another format, to a file OUT in the binary format.
@@ -57,14 +59,13 @@ def convert(source: Data, out: Path, names: Path | None, **options: Any) -> None
     if names is not None:
         said = write_dictionary(names, source, comm, header.features, options)
         if comm.rank == 0:
-            click.echo(said)
+            click.echo(wrapped(said))
 
 
 def convert_with_bars(source: Data, out: Path, comm: Any, **options: Any) -> Header:
     """Convert a file; rank 0 shows progress bars and prints a line about the result."""
     start = time.perf_counter()
-    shown = comm.rank == 0
-    with byte_bar(shown, f"parsing {_title(source)}", _size(source)) as reading, byte_bar(shown, f"writing {out.name}") as writing:
+    with byte_bar(comm, f"parsing {_title(source)}", _size(source)) as reading, byte_bar(comm, f"writing {out.name}") as writing:
         # Rank 0's progress stands for that of all ranks.
         header = convert_file(
             source,
@@ -74,17 +75,19 @@ def convert_with_bars(source: Data, out: Path, comm: Any, **options: Any) -> Hea
             on_written=lambda count: writing.update(count * comm.size),
             **options,
         )
-    if shown:
+    if comm.rank == 0:
         click.echo(
-            f"{out}: {header.samples:,} samples, {header.features:,} features, {header.nonzeros / header.samples:.1f} non-zeros per "
-            f"sample; {header.file_bytes / 1e6:,.1f} MB in {time.perf_counter() - start:.1f} s"
+            wrapped(
+                f"{out}: {header.samples:,} samples, {header.features:,} features, {header.nonzeros / header.samples:.1f} non-zeros per "
+                f"sample; {header.file_bytes / 1e6:,.1f} MB in {time.perf_counter() - start:.1f} s"
+            )
         )
     return header
 
 
-def byte_bar(shown: bool, title: str, total: int | None = None) -> tqdm[Any]:
-    """Return a progress bar that counts bytes, disabled if not ``shown`` or if the output is not a terminal."""
-    return tqdm(desc=title, total=total, unit="B", unit_scale=True, disable=None if shown else True, dynamic_ncols=True, leave=False)
+def byte_bar(comm: Any, title: str, total: int | None = None) -> Any:
+    """Return a progress bar that counts bytes."""
+    return progress_bar(comm, desc=title, total=total, unit="B", unit_scale=True)
 
 
 def _check(out: Path) -> None:

@@ -20,6 +20,7 @@ import click
 from sparseallreduce.algorithms.cost import Machine
 from sparseallreduce.cli.network import capacity_of, machine_of, taken_by_auto
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, on_rank_0, processor, release, write_report
+from sparseallreduce.cli.terminal import wrapped
 from sparseallreduce.errors import LauncherError, MPIUnavailableError, StreamError
 from sparseallreduce.runtime.calibration import renew
 from sparseallreduce.runtime.children import is_child
@@ -36,6 +37,7 @@ from sparseallreduce.streams.pinned import bound_of
 from sparseallreduce.streams.wire import PLAIN, Encoding
 from sparseallreduce.version import __version__
 
+_INDENT = 13  # of what is said of a subject
 _SHOWN_SIZE = 1 << 24
 _SHOWN_DENSITIES = (0.0001, 0.001, 0.01, 0.0625, 0.25)
 _PACKAGES = ("numpy", "numba", "scipy", "mpi4py")
@@ -71,20 +73,25 @@ class Findings:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def say(self, subject: str, text: str) -> None:
-        self.lines.append(f"{subject:<12} {text}")
+        self.lines.append(f"{subject:<{_INDENT}}{text}")
 
 
 @click.command()
 @click.option("--calibrate", is_flag=True, help="Measure the network again, and replace the constants stored for later runs.")
+@click.option(
+    "--compile", "compiles", is_flag=True, help="Compile the kernels that sums, readers and training need, so that no later command has to."
+)
 @click.option("--json", "json_path", type=OUTPUT_FILE, help="File for the findings.")
 @click.pass_context
-def doctor(context: click.Context, json_path: Path | None, calibrate: bool) -> int:
+def doctor(context: click.Context, json_path: Path | None, calibrate: bool, compiles: bool) -> int:
     """Show what MPI, threads, GPU and network this machine offers, and what the library will use.
 
     The exit status is 1 if there are problems.
 
     Under mpiexec it also measures the network between the ranks. The constants are stored in $SPARSEALLREDUCE_CACHE or the user's cache
     folder. Later runs with as many ranks in the same layout choose algorithms by them; --calibrate replaces them.
+
+    With --compile the kernels of the default types are compiled, which takes minutes once; under mpiexec those of several ranks, too.
     """
     if calibrate:
         renew()
@@ -99,6 +106,8 @@ def doctor(context: click.Context, json_path: Path | None, calibrate: bool) -> i
     _ranks(found, processes, places, hosts)
     if release("numba") is not None:
         _kernels(found, processes)
+        if compiles:
+            _compile(found, comm)
         _network(found, comm, hosts)
     _gpu(found, comm)
     surroundings = environment(comm)
@@ -117,9 +126,9 @@ def doctor(context: click.Context, json_path: Path | None, calibrate: bool) -> i
 
 def _show(found: Findings) -> None:
     for line in found.lines:
-        click.echo(line)
+        click.echo(wrapped(line, _INDENT))
     for problem in found.problems:
-        click.echo(f"\nPROBLEM      {problem}")
+        click.echo("\n" + wrapped(f"{'PROBLEM':<{_INDENT}}{problem}", _INDENT))
     click.echo(f"\n{len(found.problems)} problem(s) found." if found.problems else "\nNo problems found.")
 
 
@@ -289,6 +298,17 @@ def _kernels(found: Findings, processes: Sequence[Process]) -> None:
             "set NUMBA_CACHE_DIR to a writable folder"
         )
     found.facts["kernels"] = {"compiled_now": fresh, "seconds": seconds, "cache": here.cache}
+
+
+def _compile(found: Findings, comm: Any) -> None:
+    """Compile all kernels; collective."""
+    from sparseallreduce.cli.compile_kernels import compile_kernels
+
+    start = perf_counter()
+    done = compile_kernels()
+    counts = gather(comm, done.count)
+    found.say("", f"--compile: {sum(counts)} were compiled, the others were there, in {perf_counter() - start:.1f} s")
+    found.facts["kernels"] |= {"compiled_beforehand": sum(counts)}
 
 
 def _gpu(found: Findings, comm: Any) -> None:

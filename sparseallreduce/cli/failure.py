@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import click
 
+from sparseallreduce.cli.terminal import has_terminal, wrapped
 from sparseallreduce.errors import LauncherError, MPIUnavailableError, SparseAllreduceError
 from sparseallreduce.runtime.launchers import launched_rank
 
@@ -33,13 +34,13 @@ def end(error: Exception) -> NoReturn:
     """
     if isinstance(error, click.UsageError):
         if launched_rank() == 0:
-            click.echo(_usage(error), err=True)
+            _say(_usage(error))
         raise SystemExit(BAD_ARGUMENTS)
     text = _described(error)
     comm = _world_of_several()
     if comm is None:
-        if launched_rank() == 0 or not isinstance(error, LauncherError | MPIUnavailableError):  # these are the same on all processes
-            click.echo(text, err=True)
+        if launched_rank() == 0 or not isinstance(error, LauncherError | MPIUnavailableError):  # which all processes meet alike
+            _say(text)
     else:
         _end_together(comm, text)
     raise SystemExit(FAILED)
@@ -49,6 +50,11 @@ def _usage(error: click.UsageError) -> str:
     where = error.ctx.command_path if error.ctx is not None else "sparseallreduce"
     message = " ".join(error.format_message().split()).rstrip(".")
     return f"Error: {message}. See {where} --help"
+
+
+def _say(text: str) -> None:
+    """Write what is wrong: in one line, or in several where somebody reads it on a terminal of too few columns."""
+    click.echo(wrapped(text) if has_terminal() else text, err=True)
 
 
 def _described(error: Exception) -> str:
@@ -92,7 +98,7 @@ def _end_together(comm: Any, text: str) -> None:
                     texts[source] = comm.recv(source=source, tag=_TAG)
             time.sleep(0.001)
         for line in _gathered(texts, comm.size):
-            click.echo(line, err=True)
+            _say(line)
         if len(texts) == comm.size:
             for dest in range(1, comm.size):
                 comm.isend(None, dest, _TAG).Free()
@@ -105,7 +111,7 @@ def _end_together(comm: Any, text: str) -> None:
                 comm.recv(source=0, tag=_TAG)
                 return
             time.sleep(0.001)
-        click.echo(_gathered(texts, comm.size)[0], err=True)
+        _say(_gathered(texts, comm.size)[0])
     sys.stderr.flush()
     time.sleep(_FORWARDED)
     comm.Abort(FAILED)

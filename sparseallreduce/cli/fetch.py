@@ -10,6 +10,7 @@ import pooch
 
 from sparseallreduce.cache import CACHE_VARIABLE
 from sparseallreduce.cli.convert import byte_bar, convert_with_bars
+from sparseallreduce.cli.progress import progress_option
 from sparseallreduce.cli.signals import stop_as_interrupted
 from sparseallreduce.linear.data.collection.fetch import fetch as fetch_set
 from sparseallreduce.linear.data.collection.sets import COLLECTION, SETS
@@ -35,6 +36,7 @@ def _checksums(context: click.Context, parameter: click.Parameter, given: tuple[
 @click.option(
     "--checksum", "checksums", multiple=True, callback=_checksums, metavar="FILE=HEX", help="SHA-256 of a file, or MD5 as FILE=md5:HEX."
 )
+@progress_option()
 @click.option("--convert/--no-convert", "binary", default=True, help="Whether to convert to the binary format.  [default: convert]")
 def fetch(name: str, cache: Path | None, mirror: str, checksums: dict[str, str], binary: bool) -> None:
     """Fetch a data set of the LIBSVM collection, and print the paths of the training set and, if there is one, of the test set.
@@ -45,7 +47,7 @@ def fetch(name: str, cache: Path | None, mirror: str, checksums: dict[str, str],
     stop_as_interrupted()
     logging.getLogger(pooch.get_logger().name).setLevel(logging.WARNING)
     comm = world()
-    with byte_bar(comm.rank == 0, f"fetching {name}") as bar:
+    with byte_bar(comm, f"fetching {name}") as bar:
 
         def show(received: int, total: int | None) -> None:
             bar.total = total

@@ -19,6 +19,7 @@ from sparseallreduce.cli.pictures.drawing import draw
 from sparseallreduce.cli.pictures.panels import Picture
 from sparseallreduce.cli.report import check_output, environment, on_rank_0, write_report
 from sparseallreduce.cli.sweep import Setting
+from sparseallreduce.cli.terminal import wrapped
 from sparseallreduce.runtime.communicators import world
 
 _EXPERIMENTS, _REPEATS = 5, 10  # as in the thesis
@@ -42,7 +43,7 @@ def figures(context: click.Context, names: tuple[str, ...], listed: bool, small:
     comm = world()
     if listed:
         if comm.rank == 0:
-            click.echo("\n".join(f"{name:<14} {figure.summary}" for name, figure in FIGURES.items()))
+            click.echo("\n".join(wrapped(f"{name:<14} {figure.summary}", 15) for name, figure in FIGURES.items()))
         return
     chosen = _chosen(context, names)
     on_rank_0(comm, lambda: _prepare(out, chosen, ending))
@@ -51,7 +52,7 @@ def figures(context: click.Context, names: tuple[str, ...], listed: bool, small:
         picture = FIGURES[name].make(Settings(comm, _measuring(comm, small, seed), small, seed))
         on_rank_0(comm, lambda: _write(picture, out / f"{name}.{ending}", context, surroundings, name))  # noqa: B023
         if comm.rank == 0:
-            click.echo(f"{out / name}.{ending}, {name}.json: {FIGURES[name].summary}")
+            click.echo(wrapped(f"{out / name}.{ending}, {name}.json: {FIGURES[name].summary}"))
 
 
 def _chosen(context: click.Context, names: Sequence[str]) -> list[str]:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-from tqdm import tqdm
 
 from sparseallreduce.cli.numbers import Whole
+from sparseallreduce.cli.progress import progress_bar, progress_option
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output
 from sparseallreduce.cli.signals import stop_as_interrupted
 from sparseallreduce.linear.data.generate import BINARY_SUFFIX, KINDS
@@ -30,6 +30,7 @@ from sparseallreduce.runtime.objects import agreed
 )
 @click.option("--density", type=click.FloatRange(0, 0.5, min_open=True), help="Non-zeros per sample as a fraction of the features.")
 @click.option("--seed", type=Whole(min=0), default=0, show_default=True, help="Seed; the same arguments give the same bytes.")
+@progress_option()
 def generate(kind: str, out: Path, samples: int | None, features: int | None, density: float | None, seed: int) -> None:
     """Write synthetic samples to OUT.
 
@@ -44,7 +45,7 @@ def generate(kind: str, out: Path, samples: int | None, features: int | None, de
     comm = world()
     agreed(comm, lambda: check_output(out))
     total = samples or KINDS[kind].samples
-    with tqdm(desc=out.name, unit="sample", total=total, disable=True if comm.rank else None, dynamic_ncols=True) as bar:
+    with progress_bar(comm, desc=out.name, unit="sample", total=total) as bar:
         # Rank 0's progress stands for that of all ranks that share the work.
         sharing = comm.size if out.suffix == BINARY_SUFFIX else 1
         arguments: dict[str, Any] = {"samples": samples, "features": features, "density": density, "seed": seed}

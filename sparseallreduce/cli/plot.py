@@ -17,6 +17,7 @@ from sparseallreduce.cli.pictures.panels import Picture, panel_of
 from sparseallreduce.cli.pictures.sweeps import points_of, sweep_picture
 from sparseallreduce.cli.pictures.training import training_picture
 from sparseallreduce.cli.report import OUTPUT_FILE, SCHEMA, check_output
+from sparseallreduce.cli.terminal import wrapped
 from sparseallreduce.runtime.launchers import launched_rank
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def plot(results: tuple[Path, ...], out: Path) -> None:
             figure.savefig(file, dpi=150, format=out.suffix.removeprefix(".") or "png")
     except ValueError as error:  # an unknown suffix
         raise click.ClickException(f"cannot write {out}: {error}") from None
-    click.echo(f"{out}: {len(runs)} run{'s' if len(runs) > 1 else ''}")
+    click.echo(wrapped(f"{out}: {len(runs)} run{'s' if len(runs) > 1 else ''}"))
 
 
 def _report(path: Path) -> Run:

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import click
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from sparseallreduce.atomic_file import atomic_file, naming
 from sparseallreduce.cli.device import array_module_of, device_option
@@ -24,7 +23,9 @@ from sparseallreduce.cli.inputs import (
     zero_based_option,
 )
 from sparseallreduce.cli.metrics_options import asked_metrics, metrics_lines, metrics_option, metrics_record
+from sparseallreduce.cli.progress import progress_bar, progress_option
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, write_report
+from sparseallreduce.cli.terminal import wrapped
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.data.load import load
 from sparseallreduce.linear.data.on_gpu import room_for_samples
@@ -53,6 +54,7 @@ Array = NDArray[Any]
 @zero_based_option(None, "as in the training data")
 @target_options
 @cache_options
+@progress_option()
 @device_option("Where samples are scored; gpu needs CuPy.")
 def predict(
     model: Path,
@@ -84,7 +86,7 @@ def predict(
     if probabilities and not fitted.gives_probabilities:
         raise click.UsageError(f"--probabilities is for logistic models, but {model} is {fitted.model!r}: leave it out")
     names = asked_metrics(fitted, metrics)
-    with tqdm(disable=None if shown else True, leave=False, dynamic_ncols=True, desc="reading", unit="B", unit_scale=True) as bar:
+    with progress_bar(comm, desc="reading", unit="B", unit_scale=True) as bar:
         known = None if ignore_unknown else fitted.n_features
         how["zero_based"] = how["zero_based"] or ("yes" if fitted.zero_based else "no")
         how["hash_bits"] = how["hash_bits"] or bits_of(fitted.n_features)
@@ -109,7 +111,7 @@ def predict(
         else:
             with atomic_file(out, "w") as file:
                 file.writelines([header, *parts])
-        click.echo(verdict.text, err=out is None)
+        click.echo(wrapped(verdict.text), err=out is None)
         if metrics is not None and found is not None:
             click.echo(metrics_lines(found, fitted), err=out is None)
         if json_path is not None:

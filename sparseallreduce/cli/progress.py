@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import click
 from tqdm import tqdm
 
+from sparseallreduce.cli.compiling import announce_compiling
 from sparseallreduce.cli.terminal import columns_of_terminal, has_terminal
 
 __all__ = ["progress_bar", "progress_option", "shows_progress"]
@@ -26,12 +27,13 @@ def progress_option() -> Callable[[Command], Command]:
 
 def _kept(context: click.Context, option: click.Parameter, choice: str) -> str:
     context.meta[_KEY] = choice
+    announce_compiling(context, lambda: shows_progress(context))
     return choice
 
 
-def shows_progress() -> bool:
-    """Return True if this process shows progress bars if it is rank 0."""
-    context = click.get_current_context(silent=True)
+def shows_progress(context: click.Context | None = None) -> bool:
+    """Return True if this process shows progress bars if it is rank 0, by a context, or by that of the current command."""
+    context = context or click.get_current_context(silent=True)
     choice = "auto" if context is None else context.meta.get(_KEY, "auto")
     return choice == "on" or (choice == "auto" and has_terminal())
 

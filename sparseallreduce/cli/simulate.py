@@ -11,7 +11,6 @@ from typing import Any
 import click
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 import sparseallreduce as sar
 from sparseallreduce.algorithms import AUTO
@@ -22,8 +21,10 @@ from sparseallreduce.cli.hosts_options import hosts_of, hosts_options
 from sparseallreduce.cli.lossy_options import lossy_options
 from sparseallreduce.cli.network import taken_by_auto
 from sparseallreduce.cli.numbers import Whole
+from sparseallreduce.cli.progress import progress_bar, progress_option
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, write_report
 from sparseallreduce.cli.synthetic import algorithms_option, draw_positions, draw_values, entries_of, largest_deviation
+from sparseallreduce.cli.terminal import Column, table_lines, wrapped
 from sparseallreduce.runtime.launchers import launched_rank
 from sparseallreduce.runtime.simulator import machine_of, same_bits
 from sparseallreduce.streams.dtypes import DTYPES, is_float
@@ -64,6 +65,7 @@ _WITH_DENSE_RANKS = ("dense", "dsar_split_allgather", "dsar_early_switch", "dens
     help="Bytes per second in each direction.",
 )
 @lossy_options()
+@progress_option()
 @click.option("--json", "json_path", type=OUTPUT_FILE, help="File for the results.")
 @click.pass_context
 def simulate(
@@ -97,9 +99,11 @@ def simulate(
     streams = _streams(ranks, size, entries, chosen["positions"], chosen["dtype"], chosen["seed"])
     expected, magnitude = _dense_sums(streams)
     rows = []
-    for name in (bar := tqdm(names, disable=None, leave=False, dynamic_ncols=True)):
-        bar.set_description(name)
-        rows.append(_row(name, streams, network, expected, magnitude, copying if on_device else None))
+    with progress_bar(sar.SERIAL, total=len(names)) as bar:
+        for name in names:
+            bar.set_description(name)
+            rows.append(_row(name, streams, network, expected, magnitude, copying if on_device else None))
+            bar.update()
     results = {"entries": entries, "algorithms": rows}
     click.echo(_table(chosen, entries, rows))
     if json_path is not None:
@@ -201,22 +205,42 @@ def _check_memory(names: Sequence[str], ranks: int, size: int, itemsize: int) ->
 
 
 def _table(chosen: dict[str, Any], entries: int, rows: Sequence[dict[str, Any]]) -> str:
-    copied = chosen["device"] == "gpu"
-    above, below = (f" {name:>11}" if copied else "" for name in ("of it", "copies, us"))
-    lines = [
+    about = (
         f"{chosen['ranks']:,} ranks x {entries:,} {chosen['dtype']} entries ({chosen['positions']} positions), N = {chosen['size']:,}; "
-        f"latency {chosen['latency']:g} s, bandwidth {chosen['bandwidth']:g} bytes/s",
-        "",
-        f"{'':<24} {'time':>11} {'predicted':>11}{above} {'kB sent a rank':>25} {'of them':>10} {'messages':>9} {'result':>8} "
-        f"{'computed':>9}",
-        f"{'algorithm':<24} {'us':>11} {'us':>11}{below} {'most':>12} {'mean':>12} {'headers':>10} {'most':>9} {'density':>8} {'in s':>9}",
-    ]
-    for row in rows:
-        line = f"{row['algorithm']:<24} {1e6 * row['time']:11,.2f} {1e6 * row['predicted_time']:11,.2f} "
-        line += f"{1e6 * row['predicted_copies']:11,.2f} " if copied else ""
-        line += f"{row['bytes_sent']['max'] / 1e3:12,.2f} {row['bytes_sent']['mean'] / 1e3:12,.2f} "
-        line += f"{row['header_bytes']['max'] / 1e3:10,.2f} {row['messages']['max']:9,} {row['result_density']:8.3%} {row['seconds']:9.2f}"
-        line += f"  took {row['chosen']}" if row["chosen"] else ""
-        line += "" if row["correct"] else "  WRONG"
-        lines.append(line)
-    return "\n".join(lines)
+        f"latency {chosen['latency']:g} s, bandwidth {chosen['bandwidth']:g} bytes/s; of the rank that sends most"
+    )
+    cells = [_cells(row, chosen["device"] == "gpu") for row in rows]
+    return "\n".join([wrapped(about), "", *table_lines(_COLUMNS, cells)])
+
+
+_COLUMNS = (
+    Column("name", "algorithm", 0, 0, left=True),
+    Column("time", "time, us", 0, 0),
+    Column("predicted", "predicted", 0, 1),
+    Column("copies", "copies", 0, 2),
+    Column("sent", "sent, kB", 0, 0),
+    Column("mean", "mean, kB", 0, 6),
+    Column("headers", "headers", 0, 7),
+    Column("messages", "messages", 0, 4),
+    Column("result", "result", 0, 5),
+    Column("computed", "computed in s", 0, 8),
+    Column("chosen", "taken", 0, 3, left=True),
+    Column("fault", "", 0, 0, left=True),
+)
+
+
+def _cells(row: dict[str, Any], copied: bool) -> dict[str, str]:
+    return {
+        "name": row["algorithm"],
+        "time": f"{1e6 * row['time']:,.2f}",
+        "predicted": f"{1e6 * row['predicted_time']:,.2f}",
+        "copies": f"{1e6 * row['predicted_copies']:,.2f}" if copied else "",
+        "sent": f"{row['bytes_sent']['max'] / 1e3:,.2f}",
+        "mean": f"{row['bytes_sent']['mean'] / 1e3:,.2f}",
+        "headers": f"{row['header_bytes']['max'] / 1e3:,.2f}",
+        "messages": f"{row['messages']['max']:,}",
+        "result": f"{row['result_density']:.3%}",
+        "computed": f"{row['seconds']:.2f}",
+        "chosen": row["chosen"] or "",
+        "fault": "" if row["correct"] else "WRONG",
+    }

@@ -10,13 +10,14 @@ from typing import Any
 import click
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 import sparseallreduce as sar
 from sparseallreduce.cli.hosts_options import hosts_of
 from sparseallreduce.cli.lossy_options import WORD, lossy_density, refuse_lossless
+from sparseallreduce.cli.progress import progress_bar
 from sparseallreduce.cli.report import check_output, environment, write_report
 from sparseallreduce.cli.synthetic import draw_values, entries_of, largest_deviation
+from sparseallreduce.cli.terminal import Column, table_lines, wrapped
 from sparseallreduce.reducers import REDUCERS, Reducer
 from sparseallreduce.reducers.base import contributions
 from sparseallreduce.runtime.simulator import Simulation, same_bits
@@ -37,9 +38,12 @@ def run(context: click.Context, names: list[str] | None, json_path: Path | None,
     accumulators = [draw_values(rng, size, chosen["dtype"]) for _ in range(chosen["ranks"])]
     network = sar.Network(chosen["latency"], chosen["bandwidth"], **hosts_of(chosen))
     rows = []
-    for name in (bar := tqdm(names or list(REDUCERS), disable=None, leave=False, dynamic_ncols=True)):
-        bar.set_description(name)
-        rows.append(_row(name, accumulators, k, network))
+    names = names or list(REDUCERS)
+    with progress_bar(sar.SERIAL, total=len(names)) as bar:
+        for name in names:
+            bar.set_description(name)
+            rows.append(_row(name, accumulators, k, network))
+            bar.update()
     click.echo(_table(chosen, k, rows))
     if json_path is not None:
         results = {"lossy": True, "density": density, "entries": k, "algorithms": rows}
@@ -97,17 +101,33 @@ def _is_right(out: Simulation, accumulators: Sequence[Array], reducers: Sequence
 
 
 def _table(chosen: dict[str, Any], k: int, rows: Sequence[dict[str, Any]]) -> str:
-    lines = [
+    about = (
         f"{chosen['ranks']:,} ranks x {chosen['size']:,} {chosen['dtype']} values, k = {k:,}; latency {chosen['latency']:g} s, bandwidth "
-        f"{chosen['bandwidth']:g} bytes/s; the second operation, where thresholds and regions may be reused, and words of the first",
-        "",
-        f"{'':<10} {'time':>11} {'words / k that a rank sends':>31} {'messages':>9} {'result':>8} {'computed':>9}",
-        f"{'reducer':<10} {'us':>11} {'most':>10} {'mean':>10} {'first':>9} {'most':>9} {'density':>8} {'in s':>9}",
-    ]
-    for row in rows:
-        words = (row["words"]["max"], row["words"]["mean"], row["first_words"]["max"])
-        most, mean, first = (count / max(1, k) for count in words)
-        line = f"{row['algorithm']:<10} {1e6 * row['time']:11,.2f} {most:10,.3f} {mean:10,.3f} {first:9,.3f} "
-        line += f"{row['messages']['max']:9,} {row['result_density']:8.3%} {row['seconds']:9.2f}"
-        lines.append(line + ("" if row["correct"] else "  WRONG"))
-    return "\n".join(lines)
+        f"{chosen['bandwidth']:g} bytes/s; the second operation, where thresholds and regions may be reused, and words of the first"
+    )
+    return "\n".join([wrapped(about), "", *table_lines(_COLUMNS, [_cells(row, k) for row in rows])])
+
+
+_COLUMNS = (
+    Column("name", "reducer", 0, 0, left=True),
+    Column("time", "time, us", 0, 0),
+    Column("most", "words / k", 0, 0),
+    Column("mean", "on average", 0, 3),
+    Column("first", "in the first", 0, 2),
+    Column("messages", "messages", 0, 1),
+    Column("result", "result", 0, 1),
+    Column("computed", "computed in s", 0, 4),
+    Column("fault", "", 0, 0, left=True),
+)
+
+
+def _cells(row: dict[str, Any], k: int) -> dict[str, str]:
+    words = {"most": row["words"]["max"], "mean": row["words"]["mean"], "first": row["first_words"]["max"]}
+    return {key: f"{count / max(1, k):,.3f}" for key, count in words.items()} | {
+        "name": row["algorithm"],
+        "time": f"{1e6 * row['time']:,.2f}",
+        "messages": f"{row['messages']['max']:,}",
+        "result": f"{row['result_density']:.3%}",
+        "computed": f"{row['seconds']:.2f}",
+        "fault": "" if row["correct"] else "WRONG",
+    }

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sparseallreduce.runtime.launchers import launched_ranks
 
-__all__ = ["Column", "columns_of_terminal", "fitting", "has_terminal", "row_of", "titles_of", "wrapped"]
+__all__ = ["Column", "columns_of_terminal", "fitting", "has_terminal", "row_of", "table_lines", "titles_of", "wrapped"]
 
 
 class Column(NamedTuple):
@@ -18,7 +19,7 @@ class Column(NamedTuple):
 
     key: str
     title: str
-    width: int
+    width: int  # in characters; :func:`table_lines` finds it
     rank: int  # importance: 0 is never left out, the highest is left out first
     left: bool = False  # whether text is left-aligned
     spaced: bool = False  # whether two more blanks precede the column
@@ -46,10 +47,14 @@ def columns_of_terminal() -> int | None:
     return None
 
 
-def wrapped(text: str) -> str:
-    """Return a text wrapped to the width of the terminal."""
+def wrapped(text: str, indent: int = 0) -> str:
+    """Return a text wrapped to the width of the terminal, with continuation lines indented. Long words, as paths, stay whole."""
     room = columns_of_terminal()
-    return text if room is None else "\n".join(textwrap.wrap(text, max(20, room)) or [""])
+    if room is None:
+        return text
+    options: dict[str, Any] = {"subsequent_indent": " " * indent, "break_long_words": False, "break_on_hyphens": False}
+    lines = ([line] if len(line) <= room else textwrap.wrap(line, max(20, room), **options) for line in text.split("\n"))
+    return "\n".join(itertools.chain.from_iterable(lines))
 
 
 def has_terminal() -> bool:
@@ -87,6 +92,17 @@ def fitting(columns: Sequence[Column], room: int | None) -> list[Column]:
         least = max(column.rank for column in kept)
         kept = [column for column in kept if column.rank < least]
     return kept
+
+
+def table_lines(columns: Sequence[Column], rows: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return a table, titles first, whose columns are as wide as what is in them, as many as the terminal has room for.
+
+    A column that is empty in all rows is left out.
+    """
+    held = [column for column in columns if any(row.get(column.key) for row in rows)]
+    widths = [max(len(column.title), *(len(row.get(column.key, "")) for row in rows)) for column in held]
+    kept = fitting([column._replace(width=width) for column, width in zip(held, widths)], columns_of_terminal())
+    return [line.rstrip() for line in (titles_of(kept), *(row_of(kept, row) for row in rows))]
 
 
 def _width(columns: Sequence[Column]) -> int:

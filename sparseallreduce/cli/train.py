@@ -32,6 +32,7 @@ from sparseallreduce.cli.metrics_options import asked_metrics, metrics_lines, me
 from sparseallreduce.cli.numbers import Whole
 from sparseallreduce.cli.progress import progress_option
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, write_report
+from sparseallreduce.cli.terminal import wrapped
 from sparseallreduce.cli.train_samples import Samples, read_samples
 from sparseallreduce.cli.train_search import search
 from sparseallreduce.cli.train_table import compared, comparison, record
@@ -270,7 +271,7 @@ def train(data: Data, test: Path | None, initial_model: Path | None, json_path: 
     if both_standard_input(data, test):
         raise click.UsageError("standard input, -, can be read only once: give another file for DATA or --test")
     comm = world()
-    say: Callable[[str], None] = tqdm.write if comm.rank == 0 else lambda line: None
+    say: Callable[[str], None] = (lambda text: tqdm.write(wrapped(text))) if comm.rank == 0 else lambda text: None
     agreed(comm, lambda: check_output(json_path, model_out, chosen["names"]) if comm.rank == 0 else None)
     encoding = None if initial_model is None else agreed(comm, lambda: load_model(initial_model).encoding)
     samples = read_samples(data, test, train_options.model(chosen), chosen, comm, encoding)

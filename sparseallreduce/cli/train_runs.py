@@ -32,6 +32,8 @@ from sparseallreduce.linear.training.picking import CANDIDATES, Pick, picked
 from sparseallreduce.linear.training.trainer import Epoch, Options, SparseBatchWarning, Trainer
 from sparseallreduce.linear.weights import Descent
 
+_SECONDS = 0.3  # between two losses that a progress bar shows
+
 __all__ = ["Ends", "Run", "by_steps", "ends_by_steps", "ends_in_rounds", "in_rounds", "penalised"]
 
 
@@ -93,7 +95,7 @@ def by_steps(samples: Samples, chosen: dict[str, Any], start: np.ndarray | None,
         progress_bar(comm, desc=description, unit="step", total=total, initial=trainer.step, smoothing=0) as bar,
         _stopping_on_signals(trainer),
     ):
-        for epoch in trainer.run(samples.testing, bar.update):
+        for epoch in trainer.run(samples.testing, _step_shown(bar, trainer)):
             if shown == 0:
                 say(train_table.header(held))
             shown += 1
@@ -116,6 +118,21 @@ def by_steps(samples: Samples, chosen: dict[str, Any], start: np.ndarray | None,
     )
 
 
+def _step_shown(bar: Any, trainer: Trainer) -> Callable[[], None]:
+    """Return what counts a step, and shows the loss of the pass so far now and then."""
+    shown = 0.0
+
+    def step() -> None:
+        nonlocal shown
+        if not bar.disable and time.monotonic() - shown > _SECONDS:
+            shown = time.monotonic()
+            loss = trainer.loss_so_far
+            bar.set_postfix_str(f"epoch {len(trainer.history) + 1}" + ("" if loss is None else f", loss {loss:.4g}"), refresh=False)
+        bar.update()
+
+    return step
+
+
 def in_rounds(samples: Samples, chosen: dict[str, Any], comm: Any, say: Callable[[str], None]) -> Run:
     """Train in rounds, and print a line per round; collective."""
     trainer = _round_trainer(samples, chosen, comm)
@@ -125,6 +142,8 @@ def in_rounds(samples: Samples, chosen: dict[str, Any], comm: Any, say: Callable
             if figures.epoch == 1:
                 say(train_table.rounds_header(held))
             say(train_table.rounds_line(figures, held))
+            known = (("loss", figures.loss), ("gap", figures.gap))
+            bar.set_postfix_str(", ".join(f"{name} {value:.4g}" for name, value in known if value is not None), refresh=False)
             bar.update()
     if not trainer.converged:
         say(f"the gap has not reached {chosen['gap'] or 1e-3:g} of the loss: raise --epochs, or --gap")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from sparseallreduce.cli import train_options, train_runs
 from sparseallreduce.cli.progress import progress_bar
+from sparseallreduce.cli.terminal import Column, table_lines
 from sparseallreduce.cli.train_samples import Samples
 from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.data.labels import shown
@@ -66,14 +66,22 @@ class Search:
     def _by_strength(self) -> list[Candidate]:
         return sorted(self.candidates, key=lambda one: one.strength, reverse=self.name == "l2")
 
-    def lines(self) -> Iterator[str]:
-        """Yield the lines of a table."""
-        known = self.candidates[0].figures
-        yield f"{self.folds} folds" + "".join(f"{f'held-out {figure}':>24}" for figure in known) + f"{'seconds':>12}"
-        for one in self.candidates:
-            text = "".join(f"{one.mean(figure):14.5g} +- {np.std(one.figures[figure]):<6.2g}" for figure in known)
-            mark = "  best" if one.strength == self.best else ""
-            yield f"{f'{self.name} {one.strength:g}':<{len(f'{self.folds} folds')}}{text}{sum(one.seconds):12.3f}{mark}"
+    def lines(self) -> list[str]:
+        """Return the lines of a table, mean and standard deviation of each figure over the folds."""
+        known = list(self.candidates[0].figures)
+        columns = [
+            Column("strength", f"{self.folds} folds", 0, 0, left=True),
+            *(Column(figure, f"held-out {figure}", 0, place, spaced=True) for place, figure in enumerate(known)),
+            Column("seconds", "seconds", 0, 8, spaced=True),
+            Column("mark", "", 0, 0, left=True, spaced=True),
+        ]
+        rows = [
+            {"strength": f"{self.name} {one.strength:g}", "seconds": f"{sum(one.seconds):.3f}"}
+            | {figure: f"{one.mean(figure):.5g} +- {np.std(one.figures[figure]):<6.2g}" for figure in known}
+            | {"mark": "best" if one.strength == self.best else ""}
+            for one in self.candidates
+        ]
+        return table_lines(columns, rows)
 
     def record(self) -> dict[str, Any]:
         """Return the table for --json: mean, standard deviation and values of all folds for each metric."""

@@ -1,10 +1,24 @@
 """Tables fit the terminal, and progress is shown where somebody sees it."""
 
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+
+import click
+import numba
 import pytest
 from click.testing import CliRunner
 
-from sparseallreduce.cli import main
+from sparseallreduce.cli import compiling, main
+from sparseallreduce.cli.compiling import Compilations
 from sparseallreduce.cli.progress import shows_progress
+from sparseallreduce.cli.terminal import Column, table_lines, wrapped
 
 
 def command(*arguments, **options):
@@ -39,6 +53,81 @@ def test_no_line_of_benchmarks_wraps(columns, monkeypatch):
     lines = command("bench", "--size", 1000, "--density", 0.1, "--repeats", 1, "--experiments", 1).stdout.splitlines()
     assert max(map(len, lines)) <= columns
     assert ("25 %" in " ".join(lines)) == (columns > 80)
+
+
+COMMANDS = {
+    "simulate": ("simulate", "--ranks", 4, "--size", 1000, "--density", 0.1),
+    "simulate --lossy": ("simulate", "--ranks", 4, "--size", 1000, "--lossy"),
+    "bench --lossy": ("bench", "--lossy", "--size", 1000, "--repeats", 1, "--experiments", 1),
+    "search": ("train", "{samples}", "--C", "0.01,1", "--folds", 2),
+    "figures": ("figures", "--list"),
+}
+
+
+@pytest.mark.parametrize("columns", [80, 100, 200])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_line_wraps_at_any_width(name, columns, samples, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = command(*(str(each).format(samples=samples) for each in COMMANDS[name])).stdout.splitlines()
+    assert max(map(len, lines)) <= columns
+
+
+def test_words_are_wrapped_and_paths_are_not(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    path = "/a/folder-of/many-names/and/some-more.svm"
+    assert wrapped(f"{path}: no such file", 2).split("\n") == [path + ":", "  no such file"]
+    assert wrapped("short\n\n  kept") == "short\n\n  kept"
+
+
+def test_columns_are_as_wide_as_what_is_in_them_and_empty_ones_are_left_out(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "12")
+    columns = [Column("a", "a", 0, 0, left=True), Column("b", "long title", 0, 1), Column("c", "c", 0, 2), Column("d", "d", 0, 0)]
+    rows = [{"a": "x", "b": "1", "c": "2"}, {"a": "yy", "b": "3"}]
+    assert table_lines(columns, rows) == ["a", "x", "yy"]
+    monkeypatch.setenv("COLUMNS", "13")
+    assert table_lines(columns, rows) == ["a  long title", "x           1", "yy          3"]
+
+
+def test_a_terminal_of_80_columns_gets_lines_that_fit_a_bar_and_the_loss_so_far(samples, monkeypatch):
+    """By a terminal of that size, whatever its output says."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    controller, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    train = [sys.executable, "-m", "sparseallreduce", "train", samples, "--solver", "sgd", "--epochs", "40", "--validation", "0.2"]
+    with subprocess.Popen(train, stdout=terminal, stderr=terminal) as process:
+        os.close(terminal)
+        shown = b""
+        with contextlib.suppress(OSError):  # Linux says so where the other side has closed it
+            while piece := os.read(controller, 1 << 16):
+                shown += piece
+    os.close(controller)
+    assert process.returncode == 0, shown
+    states = [state for line in shown.decode().split("\n") for state in line.replace("\x1b[A", "").split("\r")]
+    assert max(map(len, states)) <= 80
+    assert any(re.search(r"training.*epoch \d+, loss [\d.]+", state) for state in states)
+
+
+def test_compiling_is_announced_once_where_it_takes_long(monkeypatch):
+    said = []
+    monkeypatch.setattr(compiling, "_PATIENCE", 0.01)
+    monkeypatch.setattr(compiling.tqdm, "write", lambda text, file: said.append(text))
+    with click.Context(main) as context:
+        compiling.announce_compiling(context, lambda: True)
+        compiling.announce_compiling(context, lambda: True)
+        compilations = context.meta["sparseallreduce.compilations"]
+        for _ in range(2):
+            numba.njit(lambda x: x + 1)(1)
+    assert said == ["compiling kernels, once on this machine; doctor --compile does it beforehand"]
+    assert compilations.count >= 2 and compilations.seconds > 0
+
+
+def test_what_is_loaded_from_the_cache_is_no_compilation():
+    from sparseallreduce.streams.kernels import warm_up
+
+    warm_up()
+    with Compilations().counted() as counted:
+        warm_up()
+    assert counted.count == 0
 
 
 def test_without_a_terminal_all_columns_are_written(samples, monkeypatch):

@@ -48,6 +48,7 @@ class Progressive:
         self._order = np.empty(0, np.int64)
         self._sums = Sums()
         self._begin = self._end = 0
+        self._summed = 0, Sums()  # of the kept scores up to a place, for who asks in between
 
     def begin(self, order: Array, start: int) -> None:
         """Set the order in which this rank's rows are scored, from ``start`` on."""
@@ -56,6 +57,7 @@ class Progressive:
             self._scores = np.empty(len(order))
         self._order = order
         self._begin = self._end = start
+        self._summed = start, Sums()
 
     def note(self, scores: Array) -> None:
         """Record the scores of the next rows."""
@@ -74,6 +76,15 @@ class Progressive:
         if self._model.columns is not None:
             return self._sums
         return self._of(self._order[self._begin : self._end], as_host(self._scores[self._begin : self._end]), threshold)
+
+    def so_far(self) -> float | None:
+        """Return the mean loss of this rank's scores up to now, ``before`` left out; None if there are none."""
+        if self._model.columns is not None:
+            return self._sums.means(None)[0]
+        place, sums = self._summed
+        new = self._of(self._order[place : self._end], as_host(self._scores[place : self._end]), None)
+        self._summed = self._end, Sums.total([sums, new])
+        return self._summed[1].means(None)[0]
 
     def _of(self, rows: Array, scores: Array, threshold: float | None) -> Sums:
         labels, weights = self._dataset.labels[rows], self._dataset.weights

@@ -207,6 +207,11 @@ class Trainer(Resumable):
         """The number of steps in an epoch."""
         return -(-self.division.total // self.batch)
 
+    @property
+    def loss_so_far(self) -> float | None:
+        """The mean loss of the samples of this pass that this rank has scored, each before its step; None if there are none."""
+        return self._progressive.so_far()
+
     def request_stop(self, reason: str) -> None:
         """Stop soon, on all ranks after the same step. May be called on any rank, also by signal handlers."""
         self._stop = reason
