@@ -1,4 +1,4 @@
-"""Ranks take several steps alone, and then sum what these have changed: what SparseLoCo, DiLoCo and local SGD have in common."""
+"""The base of SparseLoCo, DiLoCo and local SGD, whose ranks make several steps on their own and then combine their changes."""
 
 from __future__ import annotations
 
@@ -29,48 +29,50 @@ VERSION = 2
 
 
 class LocalSteps(ABC):
-    """The base of what combines the changes that ``H`` steps of each rank alone have made to its parameters.
+    """The base of classes that combine the changes which ``H`` steps of each rank on its own have made to its parameters.
 
-    A rank's *change* is what its parameters were after the last sum, less what they are. The ranks combine their changes, and all set their
-    parameters to the same values: those after the last sum, less the combined change times ``outer_lr``. The caller takes the steps, by any
-    rule, and calls :meth:`step` behind each.
+    The *change* of a rank is the value of its parameters after the last sum minus their value now. The ranks combine their changes. All
+    ranks then set their parameters to the values after the last sum minus ``outer_lr`` times the combined change. The caller makes the
+    steps, by any rule, and calls :meth:`step` after each.
 
     Parameters
     ----------
     parameters : array, or sequence of arrays
         As for :class:`~sparseallreduce.optim.Optimizer`. They are set to the values of rank 0. Construction is collective.
     H : int
-        Steps between two sums of the same parameters, at least 1.
+        The number of steps between two sums of the same parameters, at least 1.
     outer_lr : float
-        What the combined change is multiplied by.
+        The factor of the combined change.
     delay : int
-        Steps during which a sum is in flight before it is applied, from 0 to ``H``. With 0 a rank waits for it at once. Otherwise ranks go
-        on from their own parameters meanwhile, and what they change counts in the next sum; replicas are then alike after
-        :meth:`synchronize` alone.
+        The number of steps between the start of a sum and its application, from 0 to ``H``. With 0, a rank waits for the sum at once.
+        Otherwise it continues from its own parameters, and these later changes are part of the next sum; the replicas are then equal only
+        after :meth:`synchronize`.
     fragments : int
-        Parts of the parameters, of about as many elements each, that are summed in turn, ``H / fragments`` steps apart; at most ``H``.
+        The parameters are divided into this number of parts of about equal size, at most ``H``, which are summed in turn, ``H / fragments``
+        steps apart.
     progress : str
-        How a sum in flight moves on: "manual", in each :meth:`step`, or "thread", see :func:`sparseallreduce.iallreduce`.
+        How a running sum advances: "manual", in each :meth:`step`, or "thread", see :func:`sparseallreduce.iallreduce`.
     comm : mpi4py.MPI.Intracomm or SERIAL, optional
         ``MPI.COMM_WORLD`` by default.
 
     Attributes
     ----------
     steps : int
-        Steps of this rank.
+        The number of steps of this rank.
     sums : int
-        Sums over the ranks, of a fragment each.
+        The number of sums over the ranks, where each fragment counts.
 
     Raises
     ------
     SparseAllreduceError
-        On every rank the same: AlgorithmError, StreamError or StreamTypeError for an argument that is wrong on any rank, MismatchError if
-        ranks differ in their settings or in the sizes of their parameters.
+        The same error on every rank: AlgorithmError, StreamError or StreamTypeError if an argument is wrong on any rank, MismatchError if
+        the ranks differ in their settings or in the sizes of their parameters.
 
     Notes
     -----
-    Fragments in turn and sums behind computation are those of Streaming DiLoCo (Douillard et al., 2025). There a rank mixes its parameters
-    with those of the sum. Here it keeps its own steps since the sum began, so that each step counts once.
+    Streaming DiLoCo (Douillard et al., 2025) introduced fragments that are summed in turn, and sums during computation. It mixes the
+    parameters
+    of a rank with those of the sum. Here a rank keeps its own steps since the start of the sum, so that each step counts once.
     """
 
     def __init__(
@@ -113,25 +115,26 @@ class LocalSteps(ABC):
             raise AlgorithmError(f"progress is 'manual' or 'thread', not {self.progress!r}")
 
     def settings(self) -> dict[str, Any]:
-        """Return what has to be the same on all ranks, by name."""
+        """Return the settings that must be the same on all ranks, by name."""
         return {"kind": type(self).__name__, "H": self.H, "outer_lr": self.outer_lr, "delay": self.delay, "fragments": self.fragments}
 
     @abstractmethod
     def _new_sum(self, size: int) -> ChangeSum:
-        """Return what sums the changes of so many parameters."""
+        """Return the object that sums the changes of this number of parameters."""
 
     def step(self) -> None:
-        """Count a step that this rank has taken; after every ``H`` of them, combine the changes of all ranks, which is collective.
+        """Count a step that this rank has made. After every ``H`` steps, combine the changes of all ranks, which is collective.
 
         Raises
         ------
         SparseAllreduceError
-            On every rank the same, if the sum fails on any. The parameters are those before the sum then, and :meth:`synchronize` goes on.
+            The same error on every rank, if the sum fails on any rank. The parameters then have the values from before the sum, and
+            :meth:`synchronize` repeats it.
         """
         try:
             self.steps += 1
             for flight in self._flights:
-                with suppress(Exception):  # which is raised where it is finished
+                with suppress(Exception):  # raised again when the sum is finished
                     flight.request.test()
         except BaseException as error:
             raise tell(self.comm, error) from None
@@ -144,27 +147,30 @@ class LocalSteps(ABC):
                 together(self.comm, lambda fragment=fragment: self._combine(fragment))  # type: ignore[misc]
 
     def finish(self) -> None:
-        """Wait for the sums in flight, and apply them. Collective."""
+        """Wait for the running sums, and apply them. Collective."""
         while self._flights:
             together(self.comm, self._finish_first)
 
     def synchronize(self) -> None:
-        """Combine the changes since the last sum now, so that all ranks have the same parameters, as at the end of training. Collective."""
+        """Combine the changes since the last sum now, so that all ranks have the same parameters. Collective.
+
+        Call it at the end of training.
+        """
         self.finish()
         for fragment in range(self.fragments):
             together(self.comm, lambda fragment=fragment: self._combine(fragment))  # type: ignore[misc]
 
     def set_communicator(self, comm: Any) -> None:
-        """Go on with the ranks of another communicator, of which each that is new constructs the same at this time. Collective over it.
+        """Continue with the ranks of another communicator. Collective over it.
 
-        Rank 0 of it is one of those that go on. New ranks take the parameters after the last sum, momentum, and the number of steps.
-        Without MPI's means to add processes to a run, a run is started anew with more ranks: see :meth:`restore`.
+        Each new rank constructs the same object at this time. Rank 0 must not be new. New ranks receive the parameters after the last sum,
+        the momentum and the number of steps. If MPI cannot add processes to a run, start a new run with more ranks: see :meth:`restore`.
 
         Raises
         ------
         SparseAllreduceError
-            On every rank the same: AlgorithmError if sums are in flight, which :meth:`finish` ends, or if rank 0 is new; MismatchError if
-            settings or steps differ.
+            The same error on every rank: AlgorithmError if sums are running, which :meth:`finish` completes, or if rank 0 is new;
+            MismatchError if settings or steps differ.
         """
         comm = resolve(comm)
         before = self.comm
@@ -183,12 +189,12 @@ class LocalSteps(ABC):
             raise
 
     def check_replicas(self) -> None:
-        """Make sure that all ranks had bitwise identical parameters after the last sums. Collective.
+        """Check that all ranks had bitwise identical parameters after the last sums. Collective.
 
         Raises
         ------
         MismatchError
-            On every rank, if they had not.
+            On every rank, if the parameters differ.
         """
         digests = gather(self.comm, hashlib.blake2b(self._anchor.tobytes()).digest())
         for rank, digest in enumerate(digests):
@@ -196,9 +202,9 @@ class LocalSteps(ABC):
                 raise MismatchError(f"the replicas differ: rank {rank} has other parameters than rank 0")
 
     def state(self) -> dict[str, Any]:
-        """Return the state of this rank, with which its parameters of this time belong: arrays, numbers, texts, dictionaries and lists.
+        """Return the state of this rank as arrays, numbers, texts, dictionaries and lists. Save it together with the parameters.
 
-        A sum in flight is waited for, and applied later all the same: every rank has to go on, or take its state, too.
+        The call waits for running sums, which are still applied later. Every other rank must therefore call it or continue, too.
         """
         flights = [flight.state() for flight in self._flights]
         own = {"version": VERSION, **self.settings(), "rank": self.comm.rank, "ranks": self.comm.size}
@@ -207,10 +213,10 @@ class LocalSteps(ABC):
         return {**own, **arrays, "kept": [each.state() for each in self._sums], "flights": flights}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state that this rank has saved; the parameters are those of that time. Collective.
+        """Load a state that this rank has saved, after its parameters were restored. Collective.
 
-        With as many ranks, every bit is as it would have been. A rank without a state of its own, as where there are more ranks now, loads
-        that of rank 0, with its parameters. With another number of ranks, what waits for later sums on ranks that are no more is lost.
+        With the same number of ranks, training continues with bitwise identical results. A rank without a state of its own, as when there
+        are more ranks than before, loads the state and the parameters of rank 0. With fewer ranks, residuals of the other ranks are lost.
 
         Raises
         ------
@@ -248,7 +254,7 @@ class LocalSteps(ABC):
             flight.kept = self._sums[flight.fragment].state()
 
     def _meet(self, new: bool) -> None:
-        """Make sure that all ranks want the same, and give those that are new what rank 0 has."""
+        """Check that all ranks have the same settings, and send the state of rank 0 to new ranks."""
         settings = {name: str(value) for name, value in self.settings().items()} | {"elements of the parameters": str(self._vector.lengths)}
         said = gather(self.comm, (settings, new, (self.steps, self.sums)))
         _check_alike([each for each, _, _ in said])
@@ -277,23 +283,23 @@ class LocalSteps(ABC):
             raise AlgorithmError("sums are in flight on the former communicator: finish() them before")
 
     def _set_anchor(self, anchor: Array) -> None:
-        """Note what the parameters are after the sums, as the vector has them; and as the parameters are rounded."""
+        """Store the parameters after the sums, in the dtype of the vector and as the parameters round them."""
         self._anchor = np.array(anchor, self._vector.dtype)
         shared = self._vector.exact and not self.delay
         self._base = self._anchor if shared else self._vector.read(0, self._vector.size)
 
     def _due(self) -> list[int]:
-        """Return the fragments whose sums begin behind this step."""
+        """Return the fragments whose sums start after this step."""
         return [part for part in range(self.fragments) if (self.steps - (part + 1) * self.H // self.fragments) % self.H == 0]
 
     def _prepared(self, fragment: int, delay: int = 0) -> Flight:
-        """Return a sum that has not begun; nothing is changed."""
+        """Return a sum that is ready to start, without changing anything."""
         lo, hi = self._ranges[fragment]
         then = self._vector.read(lo, hi)
         return Flight(fragment, self.steps + delay, delay > 0, then, self._base[lo:hi] - then, self._sums[fragment].state())
 
     def _start(self, fragment: int) -> None:
-        """Start a sum. What is wrong on this rank is raised where the sum is finished, on all ranks."""
+        """Start a sum. An error on this rank is raised on all ranks when the sum is finished."""
         flight = Flight(fragment, self.steps + self.delay)
         try:
             flight = self._prepared(fragment, self.delay)
@@ -313,7 +319,7 @@ class LocalSteps(ABC):
         self._apply(flight)
 
     def _apply(self, flight: Flight) -> None:
-        """Wait for a sum, and set parameters, or take everything back."""
+        """Wait for a sum and set the parameters, or restore everything after an error."""
         lo, hi = self._ranges[flight.fragment]
         before: list[Array] = []
         try:
@@ -322,7 +328,7 @@ class LocalSteps(ABC):
             agreed(self.comm, lambda: self._write(flight, anchor, before))
         except BaseException:
             if flight.kept is not None:
-                self._sums[flight.fragment].restore(flight.kept)  # the parameters have the change, which the next sum takes
+                self._sums[flight.fragment].restore(flight.kept)  # the parameters contain the change, and the next sum includes it
             if flight.of_state:
                 self._flights.insert(0, flight)
             if before:
@@ -341,7 +347,10 @@ class LocalSteps(ABC):
         return anchor
 
     def _write(self, flight: Flight, anchor: Array, before: list[Array]) -> None:
-        """Set parameters to the anchor and what this rank has changed since the sum began; note what was there in ``before``."""
+        """Set the parameters to the anchor plus the changes of this rank since the sum started.
+
+        The previous values are appended to ``before``.
+        """
         lo, hi = self._ranges[flight.fragment]
         now = self._vector.read(lo, hi)
         since = now - flight.then if flight.behind else None
@@ -356,16 +365,16 @@ class LocalSteps(ABC):
 
 @dataclass(eq=False)
 class Flight:
-    """A sum on its way."""
+    """A sum that has started."""
 
     fragment: int
-    due: int  # the step behind which it is applied
-    behind: bool = True  # whether steps are taken meanwhile
-    then: Any = None  # the parameters when it began
+    due: int  # the step after which it is applied
+    behind: bool = True  # whether steps are made before it is applied
+    then: Any = None  # the parameters when it started
     change: Any = None
-    kept: Any = None  # the state of what sums, from before
+    kept: Any = None  # the state of the ChangeSum before the sum
     request: Any = None
-    of_state: bool = False  # whether it has come with a state, and its mean with it
+    of_state: bool = False  # whether it was restored from a state, which contains the mean
 
     def state(self) -> dict[str, Any]:
         mean: SparseStream = self.request.wait()
@@ -399,7 +408,7 @@ class Arrived:
 
 @dataclass
 class _Failed:
-    """A request of an operation that has failed already."""
+    """The request of an operation that has already failed."""
 
     error: Exception
 

@@ -1,4 +1,4 @@
-"""How the changes of ranks that have taken steps alone come together: as a sparse sum with error feedback, or whole, with momentum."""
+"""Sums of the ranks' changes: sparse with error feedback, or complete with momentum."""
 
 from __future__ import annotations
 
@@ -23,47 +23,47 @@ Array = NDArray[Any]
 
 
 class ChangeSum(ABC):
-    """What sums the changes of one fragment of the parameters; each rank has its own, with the same settings."""
+    """Sums the changes of one fragment of the parameters. Each rank has its own object, with the same settings."""
 
     @abstractmethod
     def sum(self, change: Array, comm: Any) -> SparseStream:
-        """Return the mean of the ranks' changes, or of what is sent of them. Collective."""
+        """Return the mean of the ranks' changes, or of the values that are sent. Collective."""
 
     @abstractmethod
     def start(self, change: Array, comm: Any, progress: Any) -> Any:
-        """Start a :meth:`sum` and return a request; ``change`` has to stay as it is until that is done."""
+        """Start a :meth:`sum` and return a request. ``change`` must not be modified before it is done."""
 
     @abstractmethod
     def simulate(self, others: Sequence[Any], changes: Sequence[Array], network: Network | None, how: Mapping[str, Any]) -> Simulation:
-        """Return a simulated :meth:`sum` of all ranks, whose :class:`ChangeSum` are ``others``."""
+        """Return a simulated :meth:`sum` of all ranks, whose objects are ``others``."""
 
     @abstractmethod
     def combined(self, mean: SparseStream) -> SparseStream | Array:
-        """Return what all ranks take off their parameters, before the outer rate."""
+        """Return what all ranks subtract from their parameters, before multiplication by ``outer_lr``."""
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """Return what later sums depend on: arrays, which no later sum changes, and numbers and texts."""
+        """Return the state that later sums depend on: numbers, texts, and arrays that later sums do not modify."""
 
     @abstractmethod
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a :meth:`state`."""
+        """Load a :meth:`state`."""
 
     def shared_state(self) -> dict[str, Any]:
-        """Return of the :meth:`state` what is the same on all ranks."""
+        """Return the part of the :meth:`state` that is the same on all ranks."""
         return self.state()
 
     def join(self, state: Mapping[str, Any]) -> None:
-        """Go on from a :meth:`shared_state`, of another rank."""
+        """Load the :meth:`shared_state` of another rank."""
         self.restore(state)
 
     @abstractmethod
     def scale(self, factor: float) -> None:
-        """Multiply what waits on this rank, as where a mean is taken over another number of ranks from now on."""
+        """Multiply the residual by a factor, because the mean is now taken over another number of ranks."""
 
 
 class FeedbackSum(ChangeSum):
-    """Sends the largest values of each chunk in few bits, and keeps the rest: see :class:`~sparseallreduce.ErrorFeedback`."""
+    """Sends the largest values of each chunk in few bits, with error feedback: see :class:`~sparseallreduce.ErrorFeedback`."""
 
     def __init__(self, size: int, dtype: Any, density: float, beta: float, codec: str, chunk: int) -> None:
         k = min(size, max(1, round(density * size)))
@@ -99,7 +99,7 @@ class FeedbackSum(ChangeSum):
 
 
 class MomentumSum(ChangeSum):
-    """Sends whole changes; their mean is the gradient of SGD with momentum, of which all ranks have the same velocity."""
+    """Sends complete changes. Their mean is the gradient of SGD with momentum, whose velocity is the same on all ranks."""
 
     def __init__(self, momentum: float, nesterov: bool) -> None:
         self.momentum, self.nesterov = momentum, nesterov
@@ -134,4 +134,4 @@ class MomentumSum(ChangeSum):
         self.velocity = None if velocity is None else np.array(velocity)
 
     def scale(self, factor: float) -> None:
-        pass  # a velocity is of means
+        pass  # a velocity consists of means

@@ -1,4 +1,4 @@
-"""SparseLoCo, DiLoCo and local SGD for arrays of any framework: ranks take several steps alone, and then sum what these have changed.
+"""SparseLoCo, DiLoCo and local SGD for arrays of any framework: ranks make several steps and then combine their changes.
 
 >>> import numpy as np
 >>> import sparseallreduce as sar
@@ -25,21 +25,21 @@ __all__ = ["DiLoCo", "LocalSGD", "SparseLoCo"]
 class SparseLoCo(LocalSteps):
     """SparseLoCo (Sarfi et al., *Communication efficient LLM pre-training with SparseLoCo*, 2025, algorithm 1).
 
-    A sum has four parts. Each rank adds its change to what earlier sums left of it, times ``beta``; selects the largest values of each
-    chunk; sends these, in 2 bits each; and keeps the rest, and what the 2 bits lack. The mean over the ranks is applied.
+    A sum has four parts. Each rank adds its change to ``beta`` times its residual; selects the values of largest magnitude in each chunk;
+    sends them with 2 bits each; and keeps the other values and the quantisation error in the residual. All ranks apply the mean.
 
     Parameters
     ----------
     parameters, H, outer_lr, delay, fragments, progress, comm
-        As for :class:`LocalSteps`.
+        See :class:`LocalSteps`.
     density : float
         The share of the parameters that a sum sends, above 0 and at most 1.
     beta : float
-        What is left of earlier changes counts by this factor in each sum, above 0 and at most 1; it takes the place of momentum.
+        The factor of the residual in each sum, above 0 and at most 1. It takes the place of momentum.
     codec : str
-        How values travel: "qsgd2", "qsgd4", "qsgd8", "float16", "bfloat16" or "exact"; see :class:`~sparseallreduce.TopkA`.
+        The encoding of the values: "qsgd2", "qsgd4", "qsgd8", "float16", "bfloat16" or "exact"; see :class:`~sparseallreduce.TopkA`.
     chunk : int
-        Parameters in a chunk.
+        The number of parameters in a chunk.
     """
 
     def __init__(
@@ -72,16 +72,16 @@ class SparseLoCo(LocalSteps):
 class DiLoCo(LocalSteps):
     """DiLoCo (Douillard et al., *DiLoCo: Distributed low-communication training of language models*, 2023, algorithm 1).
 
-    The mean change of the ranks, which travels whole, is the gradient of an outer SGD with Nesterov's momentum.
+    The mean change of the ranks, which is sent in full, is the gradient of an outer SGD with Nesterov momentum.
 
     Parameters
     ----------
     parameters, H, outer_lr, delay, fragments, progress, comm
-        As for :class:`LocalSteps`; the paper's outer rate is 0.7.
+        See :class:`LocalSteps`. The paper uses an ``outer_lr`` of 0.7.
     outer_momentum : float
-        Of the outer SGD, from 0 to below 1.
+        The momentum of the outer SGD, at least 0 and below 1.
     nesterov : bool
-        Whether that is Nesterov's.
+        Whether the outer SGD uses Nesterov momentum.
     """
 
     def __init__(
@@ -103,12 +103,12 @@ class DiLoCo(LocalSteps):
 
 
 class LocalSGD(DiLoCo):
-    """Local SGD (Stich, *Local SGD converges fast and communicates little*, 2019): after ``H`` steps parameters are set to their mean.
+    """Local SGD (Stich, *Local SGD converges fast and communicates little*, 2019), which averages the parameters after every ``H`` steps.
 
     Parameters
     ----------
     parameters, H, delay, fragments, progress, comm
-        As for :class:`LocalSteps`.
+        See :class:`LocalSteps`.
     """
 
     def __init__(self, parameters: Any, H: int = 30, **how: Any) -> None:

@@ -1,4 +1,4 @@
-"""Parameters as one vector, of which local steps read and write ranges."""
+"""Parameters as one vector, whose ranges local steps read and write."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ Array = NDArray[Any]
 
 
 class Vector(ABC):
-    """Parameters of any framework, laid behind each other.
+    """Parameters of any framework, concatenated to one vector.
 
     Parameters
     ----------
     lengths : iterable of int
         The number of elements of each parameter.
     dtype : data-type
-        Of the vector: float32 or float64.
+        The dtype of the vector: float32 or float64.
 
     Attributes
     ----------
     exact : bool
-        Whether what is written is what is read afterwards, as no parameter has fewer bits than the vector.
+        Whether written values are read back unchanged, because no parameter has fewer bits than the vector.
     """
 
     exact: bool = True
@@ -45,26 +45,26 @@ class Vector(ABC):
 
     @abstractmethod
     def read_part(self, number: int, part: slice) -> Array:
-        """Return a part of a parameter, in the vector's dtype; it may lie on the parameter's memory."""
+        """Return a part of a parameter in the vector's dtype. It may share the parameter's memory."""
 
     @abstractmethod
     def write_part(self, number: int, part: slice, values: Array) -> None:
         """Set a part of a parameter."""
 
     def read(self, lo: int, hi: int) -> Array:
-        """Return a copy of the elements from ``lo`` to before ``hi``."""
+        """Return a copy of the elements in ``[lo, hi)``."""
         out = np.empty(hi - lo, self.dtype)
         for number, part, own in self._parts(lo, hi):
             out[own] = self.read_part(number, part)
         return out
 
     def write(self, lo: int, hi: int, values: Array) -> None:
-        """Set the elements from ``lo`` to before ``hi``."""
+        """Set the elements in ``[lo, hi)``."""
         for number, part, own in self._parts(lo, hi):
             self.write_part(number, part, values[own])
 
     def _parts(self, lo: int, hi: int) -> Iterator[tuple[int, slice, slice]]:
-        """Yield the parameters that have elements of a range, where these lie in the parameter, and where in the range."""
+        """Yield each parameter with elements in the range, with their slices of the parameter and of the range."""
         for number, (begin, end) in enumerate(self._bounds):
             first, last = max(lo, begin), min(hi, end)
             if first < last:
@@ -72,12 +72,12 @@ class Vector(ABC):
 
 
 class Arrays(Vector):
-    """Arrays that are changed in place, as of :class:`~sparseallreduce.optim.Optimizer`: ndarrays, CuPy's, or tensors of the processor.
+    """Arrays that are modified in place, as for :class:`~sparseallreduce.optim.Optimizer`: of NumPy or CuPy, or tensors on the CPU.
 
     Raises
     ------
     StreamError, StreamTypeError
-        If they cannot be changed in place, or are neither float32 nor float64.
+        If they cannot be modified in place, or if a dtype is neither float32 nor float64.
     """
 
     def __init__(self, parameters: Any) -> None:

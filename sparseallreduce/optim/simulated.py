@@ -59,12 +59,12 @@ def simulated_step(
 
 
 def simulated_local_step(replicas: Sequence[LocalSteps], network: Network | None = None, **how: Any) -> list[Simulation]:
-    """Count a step that all replicas of a simulated run have taken, and combine what is due behind it, as :meth:`LocalSteps.step` does.
+    """Count a step of all replicas of a simulated run, and combine changes that are due, as :meth:`LocalSteps.step` does.
 
     Parameters
     ----------
     replicas : sequence of LocalSteps
-        One a rank, each with parameters of its own and ``comm=SERIAL``.
+        One for each rank, with separate parameters and ``comm=SERIAL``.
     network : Network, optional
     **how
         ``delivery`` and ``through_wire``, as for :func:`~sparseallreduce.simulate`.
@@ -72,7 +72,7 @@ def simulated_local_step(replicas: Sequence[LocalSteps], network: Network | None
     Returns
     -------
     list of Simulation
-        Of each fragment whose sum begins behind this step; outputs are the means.
+        One for each fragment whose sum starts after this step; outputs are the means.
 
     Examples
     --------

@@ -37,11 +37,11 @@ def reduce(
     Parameters
     ----------
     stream, comm, op, **options
-        As for :func:`~sparseallreduce.allreduce`; one stream, and no list.
+        As for :func:`~sparseallreduce.allreduce`; one stream, not a list.
     root : int
         The rank that gets the result, the same on all ranks.
     algorithm : str
-        One of ``algorithms("reduce")``; "auto" takes the one that the cost model expects to be fastest.
+        One of ``algorithms("reduce")``; "auto" uses the one that the cost model predicts to be fastest.
 
     Returns
     -------
@@ -51,7 +51,7 @@ def reduce(
     Raises
     ------
     SparseAllreduceError
-        On every rank the same, as for :func:`~sparseallreduce.allreduce`.
+        The same error on every rank, as for :func:`~sparseallreduce.allreduce`.
 
     Examples
     --------
@@ -84,7 +84,7 @@ def ireduce(
     Raises
     ------
     StreamTypeError
-        If ``comm`` is no intracommunicator. All other errors are raised by ``test`` or ``wait``.
+        If ``comm`` is not an intracommunicator. All other errors are raised by ``test`` or ``wait``.
     """
     return begun(Collective("reduce", root=root), stream, comm, op, algorithm, options)
 
@@ -99,27 +99,27 @@ def reduce_scatter(
 ) -> SparseStream:
     """Reduce the streams of all ranks element by element, and return one index range of the result on each rank.
 
-    A rank of a sharded optimiser (ZeRO, FSDP) gets the gradients of its own parameters so. :func:`allgather` is the way back.
+    A sharded optimiser (ZeRO, FSDP) uses it to get the gradients of each rank's own parameters. :func:`allgather` is the inverse.
 
     Parameters
     ----------
     stream, comm, op, **options
-        As for :func:`~sparseallreduce.allreduce`; one stream, and no list.
+        As for :func:`~sparseallreduce.allreduce`; one stream, not a list.
     bounds : sequence of int, shape (P + 1,), optional
-        Where ranges begin and end: rank r gets ``[bounds[r], bounds[r + 1])``, which may be empty. They increase from 0 to the size of the
-        stream, and are the same on all ranks. By default ``bounds[r] = size * r // P``.
+        The bounds of the ranges: rank r gets ``[bounds[r], bounds[r + 1])``, which may be empty. They increase from 0 to the size of the
+        stream, and must be the same on all ranks. By default ``bounds[r] = size * r // P``.
     algorithm : str
-        One of ``algorithms("reduce_scatter")``; "auto" takes the one that the cost model expects to be fastest.
+        One of ``algorithms("reduce_scatter")``; "auto" uses the one that the cost model predicts to be fastest.
 
     Returns
     -------
     SparseStream
-        Of size ``bounds[rank + 1] - bounds[rank]``: position 0 is the first of this rank's range.
+        This rank's range, of size ``bounds[rank + 1] - bounds[rank]``: position 0 is the first of the range.
 
     Raises
     ------
     SparseAllreduceError
-        On every rank the same, as for :func:`~sparseallreduce.allreduce`.
+        The same error on every rank, as for :func:`~sparseallreduce.allreduce`.
 
     Examples
     --------
@@ -152,7 +152,7 @@ def ireduce_scatter(
     Raises
     ------
     StreamTypeError
-        If ``comm`` is no intracommunicator. All other errors are raised by ``test`` or ``wait``.
+        If ``comm`` is not an intracommunicator. All other errors are raised by ``test`` or ``wait``.
     """
     return begun(Collective("reduce_scatter", bounds=_plain(bounds)), stream, comm, op, algorithm, options)
 
@@ -164,30 +164,30 @@ def allgather(
     algorithm: str = "auto",
     **options: Unpack[OperationOptions],
 ) -> SparseStream:
-    """Join the streams of all ranks, and return the whole on every rank.
+    """Join the streams of all ranks, and return the result on every rank.
 
     Parameters
     ----------
     stream, comm, **options
-        As for :func:`~sparseallreduce.allreduce`; one stream, and no list.
+        As for :func:`~sparseallreduce.allreduce`; one stream, not a list.
     join : str, Operator or mpi4py.MPI.Op
-        "ranges": one behind the other in the order of the ranks, as MPI's ``Allgatherv`` joins arrays. Their sizes may differ.
+        "ranges": concatenate the streams in the order of the ranks, as MPI's ``Allgatherv`` does with arrays. Their sizes may differ.
 
-        "disjoint": streams of one size, of which no two have an entry at the same position.
+        "disjoint": streams of equal size, no two of which have an entry at the same position.
 
-        An operator, such as "sum": streams of one size, of which entries at the same position are reduced.
+        An operator, such as "sum": streams of equal size, whose entries at the same position are reduced.
     algorithm : str
-        One of ``algorithms("allgather")``; "auto" takes the one that the cost model expects to be fastest.
+        One of ``algorithms("allgather")``; "auto" uses the one that the cost model predicts to be fastest.
 
     Returns
     -------
     SparseStream
-        Bitwise identical on every rank: for "ranges" of the size that all streams have together, else of their common size.
+        Bitwise identical on every rank. Its size is the sum of the sizes for "ranges", otherwise the common size of the streams.
 
     Raises
     ------
     SparseAllreduceError
-        On every rank the same, as for :func:`~sparseallreduce.allreduce`; MismatchError if "disjoint" streams share a position.
+        The same error on every rank, as for :func:`~sparseallreduce.allreduce`; MismatchError if "disjoint" streams share a position.
 
     Examples
     --------
@@ -220,7 +220,7 @@ def iallgather(
     Raises
     ------
     StreamTypeError
-        If ``comm`` is no intracommunicator. All other errors are raised by ``test`` or ``wait``.
+        If ``comm`` is not an intracommunicator. All other errors are raised by ``test`` or ``wait``.
     """
     return begun(Collective("allgather", join=join), stream, comm, "sum", algorithm, options)
 
@@ -237,14 +237,14 @@ def bcast(
     Parameters
     ----------
     stream : SparseStream or None
-        What the root sends. The other ranks pass None, or any stream, of which nothing is used but where it lies: the result lies there,
-        on the host or on a GPU.
+        The stream that the root sends. The other ranks pass None, or any stream, which only determines whether the result is on the host or
+        on a GPU.
     comm, **options
         As for :func:`~sparseallreduce.allreduce`.
     root : int
-        The rank whose stream it is, the same on all ranks.
+        The rank that sends its stream, the same on all ranks.
     algorithm : str
-        One of ``algorithms("bcast")``; "auto" takes the one that the cost model expects to be fastest.
+        One of ``algorithms("bcast")``; "auto" uses the one that the cost model predicts to be fastest.
 
     Returns
     -------
@@ -254,7 +254,7 @@ def bcast(
     Raises
     ------
     SparseAllreduceError
-        On every rank the same, as for :func:`~sparseallreduce.allreduce`.
+        The same error on every rank, as for :func:`~sparseallreduce.allreduce`.
 
     Examples
     --------
@@ -286,7 +286,7 @@ def ibcast(
     Raises
     ------
     StreamTypeError
-        If ``comm`` is no intracommunicator. All other errors are raised by ``test`` or ``wait``.
+        If ``comm`` is not an intracommunicator. All other errors are raised by ``test`` or ``wait``.
     """
     return begun(Collective("bcast", root=root), stream, comm, "sum", algorithm, options)
 
