@@ -169,7 +169,7 @@ def checked(stream: Any, op: Any, algorithm: Any, options: dict[str, Any]) -> Ca
     density, machine = options.pop("switch_density", None), options.pop("machine", None)
     if density is not None:
         if not (isinstance(density, Real) and 0 <= float(density) <= 1):
-            raise AlgorithmError(f"switch_density is a share of the size, from 0 to 1, not {density!r}")
+            raise AlgorithmError(f"switch_density is a fraction of the size, from 0 to 1, not {density!r}")
         density = float(density)
     if machine is not None:
         if not isinstance(machine, Machine):

@@ -260,9 +260,9 @@ class LocalSteps(ABC):
         _check_alike([each for each, _, _ in said])
         going_on = {counts for _, is_new, counts in said if not is_new}
         if going_on and said[0][1]:
-            raise AlgorithmError("rank 0 is new, and others are not: order the ranks so that rank 0 goes on, as Intercomm.Merge(high) does")
+            raise AlgorithmError("rank 0 is new, but other ranks are not: let rank 0 be an old one, as Intercomm.Merge(high) does")
         if len(going_on) > 1:
-            raise MismatchError("the ranks that go on have taken different numbers of steps, or sums")
+            raise MismatchError("the ranks that continue have made different numbers of steps or sums")
         kept = [each.shared_state() for each in self._sums]
         arrays, numbers = {"anchor": self._anchor}, []
         for part, each in enumerate(kept):
@@ -280,7 +280,7 @@ class LocalSteps(ABC):
 
     def _expect_no_flights(self) -> None:
         if self._flights:
-            raise AlgorithmError("sums are in flight on the former communicator: finish() them before")
+            raise AlgorithmError("sums are in flight on the former communicator: call finish() first")
 
     def _set_anchor(self, anchor: Array) -> None:
         """Store the parameters after the sums, in the dtype of the vector and as the parameters round them."""

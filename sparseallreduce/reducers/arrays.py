@@ -49,7 +49,7 @@ def as_vector(array: Any, size: int) -> NDArray[Any]:
     if vector.shape != (size,):
         raise StreamError(f"this reducer takes arrays of shape ({size},), not {vector.shape}")
     if not vector.flags.c_contiguous:
-        raise StreamError("an array without gaps is needed: pass a contiguous copy")
+        raise StreamError("the array must be contiguous: pass a contiguous copy")
     return vector
 
 
@@ -62,7 +62,7 @@ def viewed(array: Any) -> NDArray[Any]:
         If its memory cannot be read in place, or it is masked.
     """
     if isinstance(array, np.ma.MaskedArray):
-        raise StreamTypeError("a masked array has values that do not count: pass array.filled(0)")
+        raise StreamTypeError("masked arrays are not supported: pass array.filled(0)")
     if isinstance(array, np.ndarray):
         return np.asarray(array)  # drops subclasses
     if on_device(array):

@@ -235,7 +235,7 @@ class Auto(Reducer):
     def restore(self, state: Mapping[str, Any]) -> None:
         choice = state.get("choice", "")
         if choice and choice not in self.candidates:
-            raise CheckpointError(f"this state is of a choice of {choice}, and the candidates of this one are {', '.join(self.candidates)}")
+            raise CheckpointError(f"this state is of the chosen reducer {choice}, but the candidates here are {', '.join(self.candidates)}")
         super().restore(state)
         self.chosen, self.hosts, self._ranks = None, False, 0
         if choice:

@@ -195,7 +195,7 @@ class Reducer(ABC):
 
     def _flat(self, size: int, k: int) -> Reducer:
         """Return a reducer with the same settings for a vector of another size, without hosts."""
-        raise AlgorithmError(f"{self.name} has no form by hosts: leave out hosts")
+        raise AlgorithmError(f"{self.name} cannot reduce between hosts: leave out hosts")
 
     @abstractmethod
     def reduce(self, accumulator: Array, gradient: Array | None, rank: int, ranks: int) -> Reducing:
@@ -260,7 +260,7 @@ class Reducer(ABC):
     def _check_idle(self) -> None:
         children.check_generation(self._generation, f"this {self.name}")
         if self._in_flight is not None and self._in_flight() is not None:
-            raise AlgorithmError(f"this {self.name} has an operation in flight: wait for it, or take one reducer for each tensor")
+            raise AlgorithmError(f"this {self.name} has an operation in flight: wait for it, or use one reducer for each tensor")
 
     def _kept(self) -> dict[str, Any]:
         """Return what an operation may change, for :meth:`_take_back`."""
@@ -283,7 +283,7 @@ class Reducer(ABC):
             raise StreamError("the residual is read-only, and a gradient cannot be added to it: make it writeable")
         if not isinstance(checked, SparseStream):
             if array_module(residual).may_share_memory(checked, residual):
-                raise StreamError("the gradient lies in the memory of the residual, which changes: pass a copy")
+                raise StreamError("the gradient shares memory with the residual, which changes: pass a copy")
         elif checked.size != self.size or checked.width is not None:
             shape = (checked.size,) if checked.width is None else (checked.size, checked.width)
             raise StreamError(f"this reducer takes gradients of shape ({self.size},), not {shape}")
@@ -378,7 +378,7 @@ class ReducerOperation:
 
     def _check_owner(self) -> None:
         if not self._owns():
-            raise AlgorithmError(f"this operation of {self.reducer.name} was given up on one of its ranks before it was done")
+            raise AlgorithmError(f"one rank has abandoned this operation of {self.reducer.name} before it was done")
 
 
 def _integer(name: str, value: Any) -> int:

@@ -95,7 +95,7 @@ class ErrorFeedback:
         if np.dtype(dtype) not in DTYPES:
             raise StreamTypeError(f"residuals are of float32 or float64, not {np.dtype(dtype)}")
         if not 0 < decay <= 1:
-            raise AlgorithmError(f"decay is what a residual is multiplied by in each step, above 0 and at most 1, not {decay}")
+            raise AlgorithmError(f"decay is the factor of the residual in each step, above 0 and at most 1, not {decay}")
         self.reducer, self.decay = reducer, float(decay)
         self.residual: NDArray[Any] = np.zeros(reducer.size, dtype)
         self.contributed: Any = no_indices(reducer.size)
@@ -168,7 +168,7 @@ class ErrorFeedback:
             If the error feedback is not ``revocable``, or if no step has been completed since the latest call.
         """
         if self._taken is None:
-            raise AlgorithmError("there is no step to put back: construct with revocable=True, and call this once behind a completed step")
+            raise AlgorithmError("there is no step to put back: construct with revocable=True, and call this once after a completed step")
         places, values = self._taken
         if isinstance(places, slice):
             self.residual[places] = values

@@ -76,7 +76,7 @@ class LocalSelection(Reducer):
         make: Any = self._make_selector
         selector = make(self.k) if callable(make) and not isinstance(make, Selector) else None
         if not isinstance(selector, Selector):
-            raise AlgorithmError(f"selector makes a Selector from k, as the class MSTopK does: {make!r} does not")
+            raise AlgorithmError(f"selector must return a Selector for a k, as the class MSTopK does, not {make!r}")
         return selector
 
 

@@ -91,7 +91,7 @@ class TopkA(LocalSelection):
         if self.value_codec == "exact":
             return chosen
         if on_device(chosen._stored):
-            raise AlgorithmError(f"values on a GPU travel as they are: leave out value_codec={self.value_codec!r}")
+            raise AlgorithmError(f"values on a GPU are always sent exactly: leave out value_codec={self.value_codec!r}")
         digest = hashlib.blake2b(repr((self.seed, self.steps, rank)).encode(), digest_size=8).digest()
         coded = quantised(chosen, self.value_codec, int.from_bytes(digest, "little"))
         lacking = chosen._stored - coded._stored

@@ -68,7 +68,7 @@ class TopkDSA(LocalSelection):
             needs = "a measured network" if algorithm == AUTO else "to know the hosts"
             raise AlgorithmError(f"algorithm {algorithm!r} needs {needs}: name one of {', '.join(FLAT)}")
         if switch_density is not None and not 0 <= switch_density <= 1:
-            raise AlgorithmError(f"switch_density is a share of the size, from 0 to 1, not {switch_density!r}")
+            raise AlgorithmError(f"switch_density is a fraction of the size, from 0 to 1, not {switch_density!r}")
         self.algorithm = algorithm
         self.reduction = Reduction(switch_density=switch_density)
 

@@ -308,7 +308,7 @@ class Channel:
 
     def said(self) -> tuple[str, str]:
         """Return who is waiting and for what, for the warning about a long preparation."""
-        return f"rank {self.rank} of {self.ranks}", "the preparation of the communicator: MPI does not tell which ranks have not come to it"
+        return f"rank {self.rank} of {self.ranks}", "the preparation of the communicator: MPI does not report which ranks are missing"
 
     @property
     def shares_memory(self) -> bool:

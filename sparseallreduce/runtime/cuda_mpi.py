@@ -48,7 +48,7 @@ def found_out(library: Any, environment: Mapping[str, str]) -> Support:
     """
     told = environment.get(VARIABLE, "").strip()
     if told not in ("", "0", "1"):
-        raise StreamError(f"{VARIABLE} is 1 if MPI takes memory of a GPU, 0 if it is to be given none, not {told!r}")
+        raise StreamError(f"{VARIABLE} is 1 if MPI can use GPU memory, or 0 if GPU memory must not be passed to it, not {told!r}")
     if told:
         return Support(told == "1", f"{VARIABLE}={told}")
     for name in _OFF:

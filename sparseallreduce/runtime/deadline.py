@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["finish", "finish_within", "outcome", "said_of"]
 
 # For a communicator that is not duplicated yet. All ranks use the same text, since they cannot communicate.
-_UNKNOWN = "not all ranks have come to the first operation on this communicator in time, and MPI does not tell which have not"
+_UNKNOWN = "not all ranks have started the first operation on this communicator in time, and MPI does not report which ranks are missing"
 
 
 def finish(operation: Operation) -> None:
@@ -99,18 +99,18 @@ def said_of(operation: Operation) -> tuple[str, str]:
     channel = operation.channel
     name, who = _name(operation.work), f"rank {channel.rank} of {channel.ranks}"
     if not channel.lock.acquire(blocking=False):
-        return who, f"{name}: a thread of this rank is moving it on"
+        return who, f"{name}: a thread of this rank is progressing it"
     try:
         if operation.ended:
             text = "its last messages have not been received yet"
         elif operation.failure is not None:
-            text = "it has failed, and the ranks settle whose error counts"
+            text = "it has failed, and the ranks are agreeing on the error to raise"
         else:
             text = _awaited(operation)
     finally:
         channel.lock.release()
     if text == _UNKNOWN:
-        other = f"rank {1 - channel.rank} has not come to it" if channel.ranks == 2 else "MPI does not tell which ranks have not come to it"
+        other = f"rank {1 - channel.rank} has not started it" if channel.ranks == 2 else "MPI does not report which ranks are missing"
         return who, f"{name}, the first operation on this communicator: {other}"
     return who, f"{name}: {text}"
 
@@ -158,9 +158,9 @@ def _awaited(operation: Operation) -> str:
     if not operation.begun:
         return _awaited_before(operation)
     if operation.handshake is not None:
-        return _absent(operation.handshake.missing(operation.sequence), "has not come to this operation", "have not come to this operation")
+        return _absent(operation.handshake.missing(operation.sequence), "has not started this operation", "have not started this operation")
     if operation.shortcut is not None:
-        return _absent(operation.shortcut.missing(operation.sequence), "has not done its part", "have not done their part")
+        return _absent(operation.shortcut.missing(operation.sequence), "has not finished its part", "have not finished their part")
     step, requests = operation.step, operation.requests
     if isinstance(step, Share | DenseAllreduce | DenseAllgather):
         sources = channel.others
@@ -191,16 +191,16 @@ def _awaited_before(operation: Operation) -> str:
         return f"while the ranks prepare the communicator, {_awaited(own)}"
     first = min(channel.in_flight, key=lambda other: other.sequence, default=None)
     if first is not None:
-        return f"in an operation before this one, {_awaited(first)}"
+        return f"in an earlier operation, {_awaited(first)}"
     held = channel.slots[operation.sequence % SLOTS].holding(operation.sequence) if channel.slots else []
-    return _absent(held or None, "is in an operation before this one", "are in operations before this one")
+    return _absent(held or None, "is still in an earlier operation", "are still in earlier operations")
 
 
 def _silent(ranks: list[int]) -> str:
-    return _absent(ranks, "has not sent what is due", "have not sent what is due")
+    return _absent(ranks, "has not sent an expected message", "have not sent an expected message")
 
 
 def _absent(ranks: list[int] | None, one: str, several: str) -> str:
     if not ranks:
-        return "ranks wait for each other inside a collective of MPI, which does not tell who is missing"
+        return "ranks wait for each other in a collective of MPI, which does not report the missing ranks"
     return f"{named_ranks(ranks)} {one if len(ranks) == 1 else several}"

@@ -34,7 +34,7 @@ def checked_place(given: Any, there: bool) -> None:
     """Raise an error unless a stream or an array is where the plan's streams are: on a GPU if ``there``."""
     if lies_on_device(given) != there:
         place, other, move = ("on a GPU", "the host", "to_device") if there else ("on the host", "a GPU", "to_host")
-        raise StreamTypeError(f"this plan is of streams {place}, and was given what lies on {other}: move it, as with stream.{move}()")
+        raise StreamTypeError(f"this plan is for streams {place}, but was given one on {other}: move it, for example with stream.{move}()")
 
 
 def moved(stream: SparseStream, xp: Any) -> SparseStream:
@@ -74,7 +74,7 @@ class DeviceEnds:
         """
         values = self._values_of(number, given) if isinstance(given, SparseStream) else self.xp.asarray(given)
         if values.dtype != part.dtype and not np.can_cast(values.dtype, part.dtype, "same_kind"):
-            raise StreamTypeError(f"this plan is of {part.dtype}, and the values are of {values.dtype}: convert them")
+            raise StreamTypeError(f"this plan is for values of {part.dtype}, not {values.dtype}: convert them")
         if values.shape != part.shape:
             raise StreamError(f"this plan takes values of shape {part.shape}, one for each of its positions, not {values.shape}")
         _, download = self._transfers.download([values.astype(part.dtype, copy=False)], [part])
@@ -96,7 +96,7 @@ class DeviceEnds:
                 return values
         theirs, values = stream._entries()
         if len(theirs) != len(indices) or not bool((theirs == indices).all()):
-            raise StreamError(f"the {len(theirs)} indices of the stream are not the {len(indices)} of the plan: make another one")
+            raise StreamError(f"the {len(theirs)} indices of the stream differ from the {len(indices)} of the plan: create another plan")
         return values
 
     def lay_out(self, results: Sequence[SparseStream], dense: Sequence[Array]) -> None:

@@ -79,7 +79,7 @@ class GroupPlan:
             given = self._values_of(number, given)
         values = np.asarray(given)
         if values.dtype != part.dtype and not np.can_cast(values.dtype, part.dtype, "same_kind"):
-            raise StreamTypeError(f"this plan is of {part.dtype}, and the values are of {values.dtype}: convert them")
+            raise StreamTypeError(f"this plan is for values of {part.dtype}, not {values.dtype}: convert them")
         if values.shape != part.shape:
             raise StreamError(f"this plan takes values of shape {part.shape}, one for each of its positions, not {values.shape}")
         np.copyto(part, values, casting="same_kind")
@@ -104,7 +104,7 @@ class GroupPlan:
                 return values
         theirs, values = stream._entries()
         if not np.array_equal(theirs, indices):
-            raise StreamError(f"the {len(theirs)} indices of the stream are not the {len(indices)} of the plan: make another one")
+            raise StreamError(f"the {len(theirs)} indices of the stream differ from the {len(indices)} of the plan: create another plan")
         return values
 
     def lay_out_results(self, ranks: int) -> list[SparseStream]:

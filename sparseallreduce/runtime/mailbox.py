@@ -144,7 +144,7 @@ class InParts(Arrival):
         self.requests = []
         came, announced = sum(status.Get_count(MPI.BYTE) for status in statuses), sum(map(len, self.memory))
         if came != announced:
-            raise WireError(f"a message announces a payload of {announced} bytes, but {came} came: it was truncated")
+            raise WireError(f"a message announces a payload of {announced} bytes, but {came} bytes arrived: it was truncated")
         return True
 
 

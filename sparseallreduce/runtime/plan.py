@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["UNLIKE", "Common", "Plan", "Streams"]
 
-UNLIKE = "size, dtype or width of a stream are not those of the plan: make another by allreduce_init"
+UNLIKE = "size, dtype or width of a stream are not those of the plan: create another with allreduce_init"
 
 Streams = list[SparseStream] | tuple[SparseStream, ...]
 
@@ -61,9 +61,9 @@ class Plan:
         """
         fault = None
         if self._freed:
-            fault = AlgorithmError("this plan has been freed: make another by allreduce_init")
+            fault = AlgorithmError("this plan has been freed: create another with allreduce_init")
         elif self._active:
-            fault = AlgorithmError("this plan has been started, and not been waited for: call wait() first, or make several plans")
+            fault = AlgorithmError("this plan has been started and not waited for: call wait() first, or create several plans")
         if fault is not None:
             self._common.fail(fault)
             raise fault

@@ -706,7 +706,7 @@ def _checked_size(size: int) -> int:
 
 def _checked_density(density: float | None) -> float | None:
     if density is not None and not 0 <= density <= 1:
-        raise StreamError(f"switch_density is a share of the size, from 0 to 1, not {density}")
+        raise StreamError(f"switch_density is a fraction of the size, from 0 to 1, not {density}")
     return None if density is None else float(density)
 
 

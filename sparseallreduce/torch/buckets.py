@@ -88,7 +88,7 @@ def listed(groups: Iterable[dict[str, Any]], correction: bool) -> list[Member]:
             raise StreamTypeError(f"parameters are floating-point numbers, not {parameter.dtype}")
         density = group["density"]
         if correction and (group["nesterov"] or group["dampening"] or not 0 <= group["momentum"] < 1):
-            raise AlgorithmError("momentum correction is for a momentum below 1, without Nesterov's form and without dampening")
+            raise AlgorithmError("momentum correction requires a momentum below 1, without Nesterov momentum and dampening")
         if not callable(density) and not 0 < density <= 1:
             raise AlgorithmError(f"the density is a share of the elements, above 0 and at most 1, not {density}")
     members = [Member(index, *each) for index, each in enumerate(parameters)]

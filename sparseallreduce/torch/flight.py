@@ -78,7 +78,7 @@ class Flight:
     def came(self, index: int, parameter: torch.Tensor) -> None:
         """Record that the gradient of a parameter has been computed."""
         if index in self.ready and self.error is None:
-            self.error = AlgorithmError("a gradient has come twice in one step with overlap: make all but the last backward in no_sync()")
+            self.error = AlgorithmError("a gradient was computed twice in a step with overlap: run all but the last backward in no_sync()")
         assert parameter.grad is not None
         self.ready[index] = parameter.grad, parameter.grad._version
 

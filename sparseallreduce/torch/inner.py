@@ -39,11 +39,11 @@ def taken(optimizer: torch.optim.Optimizer, kind: type[DistributedOptimizer], gi
         If the class ``kind`` cannot take the optimiser over, or if ``given`` contains any settings.
     """
     if hasattr(optimizer, "gather_state_dict"):
-        raise AlgorithmError(f"this {type(optimizer).__name__} sums gradients over the ranks already: pass what it was made of")
+        raise AlgorithmError(f"this {type(optimizer).__name__} sums gradients over the ranks already: pass one of PyTorch instead")
     if type(optimizer) is not kind.base:
         raise AlgorithmError(f"{kind.__name__} takes over a {kind.base.__name__}, not a {type(optimizer).__name__}")
     for name in given:
-        raise AlgorithmError(f"{name} is a setting of the optimiser that is taken over: change it there")
+        raise AlgorithmError(f"{name} is a setting of the existing optimiser: change it there")
     return optimizer
 
 

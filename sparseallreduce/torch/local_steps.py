@@ -234,7 +234,7 @@ class _Tensors(Vector):
 def _sums_of(state_dict: Mapping[str, Any]) -> Any:
     sums = state_dict.get("local_steps")
     if sums is None:
-        raise CheckpointError("this state is none of local steps: load it into the inner optimiser")
+        raise CheckpointError("this is not a state of local steps: load it into the inner optimiser")
     return sums
 
 

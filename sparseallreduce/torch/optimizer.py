@@ -317,7 +317,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self.check_every < 0:
             raise AlgorithmError(f"check_every is a number of steps, or 0 for never, not {self.check_every}")
         if self._settings.momentum_correction and self.base is not torch.optim.SGD:
-            raise AlgorithmError(f"momentum correction is one of SGD's momentum: {self.base.__name__} has none")
+            raise AlgorithmError(f"momentum correction is available for SGD only, not for {self.base.__name__}")
         self._make(64, 8)  # raises an error for an unknown option
 
     def _collect(self) -> None:
@@ -381,7 +381,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         scaled = hasattr(self, "found_inf")
         if flight.early:
             if scaled:
-                flight.error = AlgorithmError("a GradScaler makes a step after others without one, of which some sums have started already")
+                flight.error = AlgorithmError("a GradScaler is used after steps without one, and some sums have started already")
             flight.check(self._members)
             self._start_all(flight, 1.0)
         self._scaled = scaled

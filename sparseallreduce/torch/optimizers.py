@@ -76,7 +76,7 @@ def _kind(base: type[torch.optim.Optimizer], reducer: str) -> type[DistributedOp
     """Return the class of optimisers that sums with the given reducer and applies the means with ``base``."""
     recipe = recipe_of(reducer)
     if issubclass(base, torch.optim.LBFGS):
-        raise AlgorithmError("LBFGS calls its closure several times a step, each with gradients of its own: take another optimiser")
+        raise AlgorithmError("LBFGS calls its closure several times in each step: use another optimiser")
     name = recipe.__name__.removesuffix("SGD") + base.__name__
     described = f"``{base.__name__}`` by the sums of :class:`~sparseallreduce.optim.{recipe.__name__}`; see :class:`DistributedOptimizer`."
     kind = ChoosingOptimizer if recipe is optim.AutoSGD else DistributedOptimizer

@@ -58,7 +58,7 @@ def parallel_operator(operator: Callable[[torch.Tensor], torch.Tensor], tensor: 
 
     def piece() -> list[torch.Tensor]:
         if not tensor.ndim:
-            raise StreamTypeError("a tensor without dimensions has no pieces: call the operator itself")
+            raise StreamTypeError("a tensor without dimensions cannot be divided: call the operator directly")
         bounds = [rank * len(tensor) // comm.size for rank in (comm.rank, comm.rank + 1)]
         result = operator(tensor[bounds[0] : bounds[1]])
         if not isinstance(result, torch.Tensor) or not result.ndim or len(result) != bounds[1] - bounds[0]:

@@ -54,7 +54,7 @@ def test_values_alone_are_taken_from_the_device():
     assert plan.wait().values.tolist() == [1, 2, 3]
     other = SparseStream([1, 5, 10], [1.0, 2.0, 3.0], SIZE)
     for wrong, error, text in (
-        (np.ones(3), StreamTypeError, r"streams on a GPU, and was given what lies on the host.*to_device"),
+        (np.ones(3), StreamTypeError, r"streams on a GPU, but was given one on the host.*to_device"),
         ([1.0, 2.0, 3.0], StreamTypeError, "lies on the host"),
         (stream.to_host(), StreamTypeError, "lies on the host"),
         (xp.zeros(4), StreamError, "shape"),
@@ -76,7 +76,7 @@ def test_a_plan_of_the_host_is_told_what_lies_on_a_gpu(fixed):
     stream = streams_of(0)[0]
     plan = sar.allreduce_init([stream], sar.SERIAL, fixed_indices=fixed)
     plan.start([stream.to_device(xp)])
-    with pytest.raises(StreamTypeError, match=r"streams on the host, and was given what lies on a GPU.*to_host"):
+    with pytest.raises(StreamTypeError, match=r"streams on the host, but was given one on a GPU.*to_host"):
         plan.wait()
     plan = sar.allreduce_init([stream.to_device(xp)], sar.SERIAL, fixed_indices=fixed)
     plan.start([stream])

@@ -127,7 +127,7 @@ def test_what_does_not_fit_is_told_to_all_and_changes_nothing():
         sar.simulate([device, xp.zeros(5, np.float32)], feedbacks)
     with pytest.raises(StreamTypeError, match="float64"):
         sar.simulate([device, xp.zeros(4)], feedbacks)
-    with pytest.raises(StreamError, match="memory of the residual"):
+    with pytest.raises(StreamError, match="memory with the residual"):
         feedbacks[0].step(feedbacks[0].residual, sar.SERIAL)
     assert [feedback.gradients for feedback in feedbacks] == [1, 1]
     same_bits(feedbacks[0].residual.get(), np.float32([1, 2, 3, 0]))

@@ -308,7 +308,7 @@ def case_who_is_missing_is_named(comm):
         with mock.patch.object(inside_hosts, "_reduce_scatter", never):
             request = sar.iallreduce(inputs.stream(comm.rank), own, **HIERARCHICAL)
             outcome = outcome_of(request) if comm.rank == 1 else outcome_of_call(lambda: request.wait(timeout=0.5))
-        assert isinstance(outcome, sar.WaitTimeoutError) and "rank 1 has not sent what is due" in str(outcome), outcome
+        assert isinstance(outcome, sar.WaitTimeoutError) and "rank 1 has not sent an expected message" in str(outcome), outcome
         check_usable(own, "hierarchical")
 
 

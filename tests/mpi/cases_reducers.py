@@ -162,7 +162,7 @@ MISTAKES = {
     "no array": (None, [1.0] * 10, sar.StreamTypeError, "not list"),
     "integers": (None, np.ones(10, int), sar.StreamTypeError, "int64"),
     "length": (None, np.ones(11, np.float32), sar.StreamError, "(10,), not (11,)"),
-    "gaps": (None, np.ones(20, np.float32)[::2], sar.StreamError, "without gaps"),
+    "gaps": (None, np.ones(20, np.float32)[::2], sar.StreamError, "contiguous"),
     "dtype": (None, np.ones(10), sar.MismatchError, "dtype: float32 on rank"),
     "k": (lambda: sar.GTopk(10, 3), np.ones(10, np.float32), sar.MismatchError, "k: 2 on rank"),
     "size": (lambda: sar.GTopk(11, 2), np.ones(11, np.float32), sar.MismatchError, "size: 10 on rank"),

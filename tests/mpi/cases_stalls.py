@@ -100,7 +100,7 @@ def case_who_waits_names_the_rank_that_has_not_come(comm, shared):
                 if comm.rank == late:
                     come_late(comm)
                 result = call()
-            check_told(comm, texts, late, f"rank {late} has not come", "since")
+            check_told(comm, texts, late, f"rank {late} has not started", "since")
             check_told(comm, texts, late, "allreduce" if name != "plan" else "plan")
             if comm.rank != late:
                 assert sum("has waited" in text for text in texts) <= 6, texts  # at doubling intervals
@@ -133,13 +133,13 @@ def case_tests_and_reducers_and_values_that_wait(comm):
                 if comm.rank == late:
                     come_late(comm)
                 call()
-            check_told(comm, texts, late, words, f"rank {late} has not come")
+            check_told(comm, texts, late, words, f"rank {late} has not started")
         ours.Barrier()
         with told(comm=comm, late=late) as texts:
             if comm.rank == late:
                 come_late(comm)
             gather(ours, None, patient=True)
-        check_told(comm, texts, late, "an exchange of values", f"rank {late} has not come")
+        check_told(comm, texts, late, "an exchange of values", f"rank {late} has not started")
         assert comm.rank == late or any(" went on in an exchange of values after" in text for text in texts), texts
 
 
@@ -153,14 +153,14 @@ def case_score_and_fit_say_that_they_are_collective(comm):
         if comm.rank == late:
             come_late(comm)
         model.fit(X, y)
-    check_told(comm, texts, late, f"in fit, in an exchange of values: rank {late} has not come", "fit is collective: every rank")
+    check_told(comm, texts, late, f"in fit, in an exchange of values: rank {late} has not started", "fit is collective: every rank")
     with told(comm=comm, late=late) as texts:
         if comm.rank == late:
             model.predict(X)
             come_late(comm)
         model.score(X, y)
     words = "score is collective: every rank of the communicator must call it; predict is local"
-    check_told(comm, texts, late, f"in score, in an exchange of values: rank {late} has not come", words)
+    check_told(comm, texts, late, f"in score, in an exchange of values: rank {late} has not started", words)
 
 
 @limit(30)
@@ -173,7 +173,7 @@ def case_ranks_that_share_weights_and_those_that_block_in_mpi_say_so(comm):
                 come_late(comm)
             meeting.come()
             meeting.wait()
-        check_told(comm, texts, late, "a meeting of the ranks", f"rank {late} has not come to it")
+        check_told(comm, texts, late, "a meeting of the ranks", f"rank {late} has not started it")
     with told(comm=comm, late=late) as texts, mock.patch.object(stalls, "_watch", stalls._Watch()):
         if comm.rank == late:
             come_late(comm)
@@ -210,7 +210,7 @@ def case_the_default_timeout_ends_every_wait_on_all_ranks_alike(comm, shared):
             outcomes = ours.allgather(outcome)
             assert None not in outcomes, (name, outcomes)
             assert len({text[text.index("not done") :] for text in outcomes}) == 1, (name, outcomes)
-            assert f"rank {late} has not come" in outcomes[0], (name, outcomes)
+            assert f"rank {late} has not started" in outcomes[0], (name, outcomes)
             inputs.check(sar.allreduce(inputs.stream(comm.rank), ours))
         check_usable(ours)
 
@@ -230,7 +230,7 @@ def case_a_timeout_holds_in_score(comm):
             outcome = str(error)
         if comm.rank != 0:
             comm.send(None, 0, TAG)
-    assert all(text and "rank 0 has not come" in text for text in comm.allgather(outcome))
+    assert all(text and "rank 0 has not started" in text for text in comm.allgather(outcome))
     assert 0 <= model.score(X, y) <= 1
 
 

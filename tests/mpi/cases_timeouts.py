@@ -57,7 +57,7 @@ def case_only_one_rank_waits_no_longer(comm, shared):
             time.sleep(LATE)
         outcome = failed(lambda: within(SECONDS if comm.rank == comm.size - 1 else None, inputs.stream(comm.rank), ours, "wait"))
         check_alike(comm, outcome)
-        assert str(outcome) == f"rank {comm.size - 1} gave up: not done within 0.2 s: rank 0 has not come to this operation"
+        assert str(outcome) == f"rank {comm.size - 1} gave up: not done within 0.2 s: rank 0 has not started this operation"
         check_usable(ours)
 
 
@@ -118,7 +118,7 @@ def case_a_rank_that_stops_amid_the_algorithm(comm, shared, algorithm):
             inputs.check(outcome)
         for text in raised:
             assert re.match(r"rank \d gave up: not done within 0.2 s: ", text), text
-            assert f"rank {stops} has" in text or "does not tell who is missing" in text or comm.size > 2, text
+            assert f"rank {stops} has" in text or "does not report the missing ranks" in text or comm.size > 2, text
         raise_what_is_owed(comm, outcome, ours)
         for _ in range(3):
             inputs.check(sar.allreduce(inputs.stream(comm.rank), ours, algorithm=algorithm))
@@ -142,7 +142,7 @@ def case_a_rank_that_stops_amid_a_sum_in_shared_memory(comm):
             seconds = SECONDS if comm.rank != stops else None
             outcome = failed(lambda: within(seconds, inputs.stream(comm.rank), ours, "wait"), may_succeed=True)
         if isinstance(outcome, Exception):
-            assert said_by_one(outcome) == f"not done within 0.2 s: rank {stops} has not done its part", outcome
+            assert said_by_one(outcome) == f"not done within 0.2 s: rank {stops} has not finished its part", outcome
         else:
             inputs.check(outcome)
         comm.Barrier()
@@ -165,7 +165,7 @@ def case_the_first_operation_on_a_communicator(comm, how):
         outcome = failed(lambda: within(SECONDS, inputs.stream(comm.rank), ours, how))
         assert time.perf_counter() - start < 2.2
         assert type(outcome) is sar.WaitTimeoutError
-        assert "have come to the first operation on this communicator in time, and MPI does not tell which have not" in str(outcome)
+        assert "have started the first operation on this communicator in time, and MPI does not report" in str(outcome)
     again = sar.iallreduce(inputs.stream(comm.rank), ours)
     if comm.rank == late:
         outcome = outcome_of(request)
@@ -326,7 +326,7 @@ def once_the_others_gave_up(comm, late, run):
 
 def is_missed(rank, error):
     """Return whether the error says that this rank has not come; on a busy machine others may be missed with it."""
-    return re.search(rf"ranks? [\d, ]*\b{rank}[\d, ]* ha(s|ve) not come", str(error)) is not None
+    return re.search(rf"ranks? [\d, ]*\b{rank}[\d, ]* ha(s|ve) not started", str(error)) is not None
 
 
 def said_by_one(error):

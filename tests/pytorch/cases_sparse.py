@@ -229,7 +229,7 @@ def case_a_scaler_after_overlapped_steps_is_an_error_on_all_ranks(comm):
     scaler = torch.amp.GradScaler("cpu")
     optimizer.zero_grad()
     scaler.scale(backward_loss(model, comm)).backward()
-    with pytest.raises(sar.AlgorithmError, match="a GradScaler makes a step after others without one"):
+    with pytest.raises(sar.AlgorithmError, match="a GradScaler is used after steps without one"):
         scaler.step(optimizer)
 
 

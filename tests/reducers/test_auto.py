@@ -159,7 +159,7 @@ def test_a_state_keeps_the_choice_and_what_follows_has_the_same_bits_on_another_
     for feedback, other in zip(first, second):
         np.testing.assert_array_equal(feedback.residual, other.residual)
     if name != "dense":
-        with pytest.raises(CheckpointError, match=f"of a choice of {name}, and the candidates of this one are dense"):
+        with pytest.raises(CheckpointError, match=f"of the chosen reducer {name}, but the candidates here are dense"):
             sar.Auto(case.size, case.k, candidates="dense").restore(first[0].reducer.state())
 
 
@@ -211,7 +211,7 @@ def test_choices_that_differ_are_a_mismatch():
         ({"candidates": ["topka", "best"]}, "there is no candidate 'best': name some of dense, topka"),
         ({"candidates": []}, "no candidate is named"),
         ({"threshold_period": 0}, "threshold_period is at least 1"),
-        ({"selector": 3}, "selector makes a Selector"),
+        ({"selector": 3}, "selector must return a Selector"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options, match):

@@ -326,7 +326,7 @@ def test_a_start_that_fails_leaves_the_reducer_free(monkeypatch, name, error, be
     after = reducer.state()
     for schedule in left:
         if begun:
-            with pytest.raises(sar.AlgorithmError, match="given up on one of its ranks"):
+            with pytest.raises(sar.AlgorithmError, match="has abandoned this operation"):
                 schedule.send(None)
         schedule.close()
     assert reducer.state() == after

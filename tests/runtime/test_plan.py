@@ -143,7 +143,7 @@ def test_a_dense_sum_has_the_dense_form_and_its_zeros_each_time():
     [
         ([1.0], sar.StreamError, "takes values of shape"),
         ([1j, 2], sar.StreamTypeError, "the values are of complex128"),
-        (sar.SparseStream([1, 5], [1.0, 2.0], 8), sar.StreamError, "the 2 indices of the stream are not the 2 of the plan"),
+        (sar.SparseStream([1, 5], [1.0, 2.0], 8), sar.StreamError, "the 2 indices of the stream differ from the 2 of the plan"),
         (sar.SparseStream([1], [1.0], 8), sar.StreamError, "the 1 indices"),
         (sar.SparseStream([1, 4], [1.0, 2.0], 9), sar.StreamError, "are not those of the plan"),
         (sar.SparseStream.from_dense([0, 1.0, 1, 0, 2, 1, 1, 1]), sar.StreamError, "the 6 indices"),
@@ -164,7 +164,7 @@ def test_a_plan_is_waited_for_before_it_is_started_again():
         with pytest.raises(sar.AlgorithmError, match="has not been started"):
             call()
     plan.start([1])
-    with pytest.raises(sar.AlgorithmError, match="not been waited for"):
+    with pytest.raises(sar.AlgorithmError, match="not waited for"):
         plan.start([1])
     plan.wait()
     plan.start([2])

@@ -84,7 +84,7 @@ REFUSED = {
     "density that is no number": (
         lambda: sar.allreduce(STREAM, SERIAL, switch_density="half"),
         AlgorithmError,
-        "switch_density is a share of the size, from 0 to 1, not 'half'",
+        "switch_density is a fraction of the size, from 0 to 1, not 'half'",
     ),
 }
 

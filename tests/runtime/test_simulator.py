@@ -221,18 +221,18 @@ def delivery_again(delivery):
 def test_a_deadlock_says_who_waits_for_what(delivery):
     with pytest.raises(DeadlockError) as raised:
         run([clocked(Recv(1)), clocked(Recv(0))], delivery=delivery)
-    assert str(raised.value) == "no message is on its way, but rank 0 waits in Recv(source=1); rank 1 waits in Recv(source=0)"
+    assert str(raised.value) == "no message is in transit, but rank 0 waits in Recv(source=1); rank 1 waits in Recv(source=0)"
     with pytest.raises(DeadlockError) as raised:
         run(
             [clocked(Exchange(1, stream())), clocked(RecvAny(frozenset({2, 0})), Recv(2)), clocked(Shift(0, stream(), 1))],
             delivery=delivery,
         )
     assert str(raised.value) == (
-        "no message is on its way, but rank 0 waits in Exchange(partner=1); rank 1 waits in Recv(source=2); rank 2 waits in Shift(source=1)"
+        "no message is in transit, but rank 0 waits in Exchange(partner=1); rank 1 waits in Recv(source=2); rank 2 waits in Shift(source=1)"
     )
     with pytest.raises(DeadlockError) as raised:
         run([clocked(RecvAny(frozenset({2, 1}))), clocked(), clocked()], delivery=delivery)
-    assert str(raised.value) == "no message is on its way, but rank 0 waits in RecvAny(sources=[1, 2])"
+    assert str(raised.value) == "no message is in transit, but rank 0 waits in RecvAny(sources=[1, 2])"
 
 
 def test_a_deadlock_of_many_ranks_is_summed_up():
@@ -280,7 +280,7 @@ def test_an_exception_in_a_schedule_is_the_callers():
 
 
 REFUSED = {
-    "no ranks": (lambda: sar.simulate([]), StreamError, "simulate takes a stream for each rank, and there is none"),
+    "no ranks": (lambda: sar.simulate([]), StreamError, "simulate takes a stream for each rank, but there is none"),
     "no stream on one rank": (
         lambda: sar.simulate([stream(), 5]),
         StreamTypeError,
@@ -324,7 +324,7 @@ REFUSED = {
     "density out of range": (
         lambda: sar.simulate([stream()] * 3, switch_density=2),
         AlgorithmError,
-        "switch_density is a share of the size, from 0 to 1, not 2",
+        "switch_density is a fraction of the size, from 0 to 1, not 2",
     ),
     "machine that is none": (
         lambda: sar.simulate([stream()] * 3, machine="fast"),

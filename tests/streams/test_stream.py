@@ -98,12 +98,12 @@ REFUSED = {
     "switch density above one": (
         lambda: SparseStream([1], ONE, 8, switch_density=1.5),
         StreamError,
-        "switch_density is a share of the size, from 0 to 1, not 1.5",
+        "switch_density is a fraction of the size, from 0 to 1, not 1.5",
     ),
     "switch density that is no number": (
         lambda: SparseStream.from_dense(ONE, switch_density=float("nan")),
         StreamError,
-        "switch_density is a share of the size, from 0 to 1, not nan",
+        "switch_density is a fraction of the size, from 0 to 1, not nan",
     ),
     "scalar made sparse": (
         lambda: SparseStream.from_dense(np.float32(1)),

@@ -365,12 +365,12 @@ def _receive(comm: Any) -> Generator[LineBlock]:
 
 
 def _received(comm: Any, source: int) -> Any:
-    with blocked(comm.rank, comm.size, f"the reading of a text that rank 0 hands on: rank {source} has not sent what is due"):
+    with blocked(comm.rank, comm.size, f"the reading of a text that rank 0 distributes: rank {source} has not sent an expected message"):
         return comm.recv(source=source)
 
 
 def _send(comm: Any, message: Any, dest: int) -> None:
-    with blocked(comm.rank, comm.size, f"the reading of a text that rank 0 hands on: rank {dest} has not received what was sent"):
+    with blocked(comm.rank, comm.size, f"the reading of a text that rank 0 distributes: rank {dest} has not received what was sent"):
         comm.send(message, dest=dest)
 
 

@@ -90,7 +90,7 @@ class Meeting:
             wait.over()
         if self._words[_COME :: self._step][: self._ranks].max() >= _LEFT:
             agree(self._comm, _LEAVING, blocking=True)
-            raise SparseAllreduceError("a rank has failed in these steps before: begin anew, with a new strategy")
+            raise SparseAllreduceError("a rank has failed in an earlier step: start again with a new strategy")
         return bool(self._have_come(self._words, _WELL, *at, 1, 0))
 
 
@@ -99,7 +99,7 @@ class Meeting:
         step, meetings = self._step, self._meetings
         missing = [rank for rank in range(self._ranks) if not self._have_come(self._words, rank * step + _COME, 1, 1, meetings, 1, 0)]
         where = "" if self._ranks == self._comm.size else " of this host"
-        behind = f"{named_ranks(missing)}{where} {'has' if len(missing) == 1 else 'have'} not come to it"
+        behind = f"{named_ranks(missing)}{where} {'has' if len(missing) == 1 else 'have'} not started it"
         return f"rank {self._comm.rank} of {self._comm.size}", f"a meeting of the ranks{where}, who change the weights together: {behind}"
 
 

@@ -52,7 +52,7 @@ class Shortcut(ABC):
         """
 
     def missing(self, sequence: int) -> list[int] | None:
-        """Return the ranks that have not done their part, or None if that is unknown."""
+        """Return the ranks that have not finished their part, or None if that is unknown."""
         return None
 
     def decline(self, sequence: int) -> None:  # noqa: B027 - most have nothing to do

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MPISum"]
 
-_INSIDE = "an allreduce: all ranks have come to it, and one is not done with its part of MPI's own sum, which does not tell which"
+_INSIDE = "an allreduce: all ranks have started it, but one has not finished its part of MPI's own sum, and MPI does not report which one"
 
 
 class MPISum(Shortcut):

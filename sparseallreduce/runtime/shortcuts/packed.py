@@ -42,7 +42,7 @@ class Packed(Shortcut):
         return handshake.reduced(self._layout, self._reduction)
 
     def poll(self, sequence: int, spins: int) -> SparseStream | None:
-        raise AssertionError("the result was there with the handshake")
+        raise AssertionError("the handshake has already returned the result")
 
     def moved(self) -> tuple[int, int, int]:
         assert self._handshake is not None

@@ -77,7 +77,7 @@ def simulate(
     """
     network = network or Network()
     if len(streams) == 0:
-        raise StreamError("simulate takes a stream for each rank, and there is none")
+        raise StreamError("simulate takes a stream for each rank, but there is none")
     other = Collective.named(collective, root, bounds, join)
     if other is not None:
         return simulate_collective(streams, other, algorithm, network, op, delivery, through_wire, options)

@@ -206,7 +206,7 @@ class _Engine:
         stuck = [f"rank {number} waits in {rank.described_wait()}" for number, rank in enumerate(self._ranks) if not rank.done]
         if stuck:
             shown = "; ".join(stuck[:16]) + (f"; ... ({len(stuck)} ranks in all)" if len(stuck) > 16 else "")
-            raise DeadlockError(f"no message is on its way, but {shown}")
+            raise DeadlockError(f"no message is in transit, but {shown}")
         left = [
             f"{messages} from rank {source} to rank {dest}"
             for dest, rank in enumerate(self._ranks)

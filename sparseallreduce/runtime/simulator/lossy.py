@@ -49,7 +49,7 @@ def simulate_reducers(
 ) -> Simulation:
     """Simulate one operation of each rank's reducer; on any error, no operation is left in flight."""
     if len(accumulators) != len(reducers):
-        raise StreamError(f"simulate takes a reducer for each rank: {len(accumulators)} accumulators came with {len(reducers)} reducers")
+        raise StreamError(f"simulate takes one reducer a rank: {len(accumulators)} accumulators but {len(reducers)} reducers were given")
     operations = [reducer.planned(accumulator) for reducer, accumulator in zip(reducers, accumulators)]
     try:
         expect_agreement([operation.intent for operation in operations])

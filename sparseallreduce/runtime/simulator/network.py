@@ -56,11 +56,11 @@ class Network(NamedTuple):
             return Hosts(tuple((rank,) for rank in range(ranks)))
         if isinstance(self.hosts, Integral):
             if self.hosts < 1:
-                raise StreamError(f"a network's hosts have at least one rank each, not {self.hosts}")
+                raise StreamError(f"each host of a network has at least one rank, not {self.hosts}")
             return Hosts.of([rank // int(self.hosts) for rank in range(ranks)])
         found: Sequence[Any] = self.hosts  # type: ignore[assignment]
         if len(found) != ranks:
-            raise StreamError(f"the network has the hosts of {len(found)} ranks, and there are {ranks}")
+            raise StreamError(f"the network gives the hosts of {len(found)} ranks, but there are {ranks} ranks")
         return Hosts.of(found)
 
 

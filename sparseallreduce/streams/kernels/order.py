@@ -89,5 +89,5 @@ def sum_duplicates(indices: Indices, values: Values, op: Operator = SUM) -> tupl
         raise StreamError(f"{indices.shape} indices need as many values, not {values.shape}, and both must be C-contiguous")
     iout, vout = np.empty(different, indices.dtype), np.empty((different, *width), values.dtype)
     if entry(indices, values, iout, vout) != different:
-        raise StreamError("the indices have changed while the values of equal ones were added up: leave them alone meanwhile")
+        raise StreamError("the indices have changed while the values of equal indices were added: do not modify them during the call")
     return iout, vout

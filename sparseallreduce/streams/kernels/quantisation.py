@@ -190,7 +190,7 @@ def to_two_levels(values: Values, scales: Values, codes: Array) -> int:
     """
     _check(values, scales=(scales, _SINGLE), codes=(codes, _BYTES), output=codes)
     if not scales.flags.writeable:
-        raise StreamError("the scales are read-only: pass an array to write in")
+        raise StreamError("the scales are read-only: pass a writeable array")
     key = ("quantisation.to_two_levels", None, UINT32, values.dtype, 1)
     entry = known(key) or find(*key)
     if entry is None:

@@ -375,7 +375,7 @@ def _check(accumulator: Array, gradient: Array | None = None, changed: bool = Fa
     ):
         raise StreamError(f"a gradient of {gradient.dtype} and shape {gradient.shape} does not fit the accumulator, or has gaps")
     if changed and not accumulator.flags.writeable:
-        raise StreamError("the accumulator is read-only, and would have to be changed: pass a copy")
+        raise StreamError("the accumulator is read-only, but must be modified: pass a copy")
 
 
 def warm_up(dtype: DTypeLike = np.float32, index_dtype: DTypeLike = np.uint32) -> None:

@@ -112,7 +112,7 @@ def checked(accumulator: Array, gradient: Array | None = None, clear: bool = Fal
     if accumulator.ndim != 1 or not accumulator.flags.c_contiguous:
         raise StreamError(f"values are selected from a contiguous vector, not shape {accumulator.shape}, strides {accumulator.strides}")
     if clear and not may_be_written(accumulator):
-        raise StreamError("the accumulator is read-only, and what is chosen cannot be taken out of it: pass a copy")
+        raise StreamError("the accumulator is read-only, so the selected values cannot be removed from it: pass a copy")
     if gradient is None:
         return
     refuse_masked(gradient)

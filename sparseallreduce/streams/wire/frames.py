@@ -174,7 +174,7 @@ class Assembly:
     def add(self, header: Header, payload: Bytes) -> None:
         """Decode a frame."""
         if self.complete:
-            raise WireError("a piece of a message came behind its end: it was altered")
+            raise WireError("a piece of a message arrived after its end: it was altered")
         growing = self.growing
         if growing is None:
             growing = Growing(header)
@@ -204,7 +204,7 @@ class Growing:
         if self._codec is None and header.value_codec != EXACT:
             raise WireError(f"a message has values in form {header.value_codec}, which is unknown: install the same release on all ranks")
         if self._codec is not None and header.dtype not in LONG_FLOATS:
-            raise WireError(f"a message has values of {header.dtype} in form {header.value_codec}, which they have not: it was altered")
+            raise WireError(f"a message has values of {header.dtype} in form {header.value_codec}, which is impossible: it was altered")
         check_room(header)
         try:
             self._make_room(header)
@@ -245,7 +245,7 @@ class Growing:
             coded = self._codec.cut(self._coded, place, values.size)
             nbytes = sum(map(len, coded))
         if len(payload) < nbytes:
-            raise WireError(f"{len(values)} values take {nbytes} bytes, and {len(payload)} came: the message was altered")
+            raise WireError(f"{len(values)} values take {nbytes} bytes, but {len(payload)} arrived: the message was altered")
         if self._codec is None:
             values.reshape(-1).view(np.uint8)[:] = payload[:nbytes]
             return payload[nbytes:]
@@ -265,7 +265,7 @@ class Growing:
             if codec is None:
                 raise WireError(f"a message has positions in unknown form {header.index_codec}: install the same release on all ranks")
             if not codec.read(payload, lo, header.hi, self._indices[first:end]):
-                raise WireError(f"the positions of {header.count} entries from {lo} on make no sense: the message was altered")
+                raise WireError(f"the positions of {header.count} entries from {lo} on are invalid: the message was altered")
             return
         expected = 0 if self._present is None else (header.count + 7) // 8
         if len(payload) != expected:

@@ -78,7 +78,7 @@ def part_lengths(headers: Sequence[Header]) -> list[int]:
     for header in headers:
         of_this = _lengths(header)
         if (header.index_codec, header.value_codec, header.count) != (0, 0, header.stored):
-            raise WireError("a message in whole has entries that are not as they lie in memory: it was altered")
+            raise WireError("a complete message has entries in an unexpected layout: it was altered")
         if header.payload != sum(of_this):
             raise WireError(
                 f"the header of a message announces a payload of {header.payload} bytes for {header.stored} entries, "
@@ -133,7 +133,7 @@ def _joined(header: Header, parts: Sequence[Bytes], owned: bool) -> SparseStream
     if header.form == SPARSE:
         indices = parts[1].view(index_dtype(header.size))
         if not is_increasing(indices, header.lo, header.hi):
-            raise WireError(f"the positions of {header.stored} entries make no sense: the message was altered")
+            raise WireError(f"the positions of {header.stored} entries are invalid: the message was altered")
         return SparseStream._sparse_form(indices, values, header.size, header.lo, header.hi)
     present = None
     if header.form == DENSE_MASKED:
