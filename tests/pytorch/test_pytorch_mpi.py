@@ -8,9 +8,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from mpi_cases import Case, collect
+from mpi_cases import Case, collect, sample
 from mpi_launch import launcher
 from mpi_outcomes import Outcomes, wanted_cases
+from thoroughness import ALL
 
 HERE = Path(__file__).parent
 RANKS = (2, 3)
@@ -21,17 +22,19 @@ def all_cases() -> list[Case]:
     return [case for file in sorted(HERE.glob("cases_*.py")) for case in collect(importlib.import_module(file.stem))]
 
 
+def cases_of(cases: list[Case], ranks: int) -> list[Case]:
+    """Return the cases that are tried on so many ranks: with one combination of values each on three, but for a release."""
+    meant = [case for case in cases if not case.ranks or ranks in case.ranks]
+    fewest = [case for case in meant if ranks == min(case.ranks or RANKS)]
+    return meant if ALL else fewest + sample([case for case in meant if case not in fewest], ranks, one_each=())
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" in metafunc.fixturenames:
         own = launcher()
         mpi = own.name if own else "mpich"
         cases = all_cases()
-        columns = [
-            pytest.param((mpi, ranks), case, id=f"{mpi}-{ranks}-{case.name}")
-            for ranks in RANKS
-            for case in cases
-            if not case.ranks or ranks in case.ranks
-        ]
+        columns = [pytest.param((mpi, ranks), case, id=f"{mpi}-{ranks}-{case.name}") for ranks in RANKS for case in cases_of(cases, ranks)]
         metafunc.parametrize(("group", "case"), columns)
 
 
