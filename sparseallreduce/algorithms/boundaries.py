@@ -24,7 +24,19 @@ from sparseallreduce.algorithms.exchange import halvings, lower_power_of_two, pl
 from sparseallreduce.streams.partition import boundaries, parts_of
 from sparseallreduce.streams.stream import SparseStream
 
-__all__ = ["MOST_POSITIONS", "QUANTILES", "UNIT", "Cutter", "Figures", "Parts", "Spread", "bounds_of", "nearest_cut", "quantile_places"]
+__all__ = [
+    "MOST_POSITIONS",
+    "QUANTILES",
+    "UNIT",
+    "Cutter",
+    "Figures",
+    "Parts",
+    "Spread",
+    "bounds_of",
+    "is_uneven",
+    "nearest_cut",
+    "quantile_places",
+]
 
 QUANTILES = 64  # sent by each rank
 MOST_POSITIONS = 1 << 40  # up to which products of positions and shares are 64-bit integers
@@ -45,6 +57,7 @@ class Figures(NamedTuple):
     summed: float = 1.0  # entries of the sum in the fullest part
     gathered: float = 1.0  # bytes that the slowest rank waits for in an allgather of the sums
     grouped: float = 1.0  # entries of the fullest section of one group, if groups split
+    in_step: bool = False  # whether the sums are gathered in step, as those of parts of unequal widths are
 
 
 class Parts(NamedTuple):
@@ -87,6 +100,11 @@ def nearest_cut(below: Mapping[int, int], parts: int) -> list[int]:
 def bounds_of(stream: SparseStream, parts: int, cut: Cutter | None, group: int = 0) -> Sequence[int]:
     """Return the bounds of ``parts`` parts of a stream's range: those of ``cut`` (see :meth:`Spread.parts`), or equal widths."""
     return parts_of(stream, parts) if cut is None else cut(stream.lo, stream.hi, parts, group or parts)
+
+
+def is_uneven(stream: SparseStream, bounds: Sequence[int]) -> bool:
+    """Return whether bounds of parts of a stream's range are not those of equal widths."""
+    return list(bounds) != parts_of(stream, len(bounds) - 1)
 
 
 class Spread:
@@ -234,13 +252,14 @@ class Spread:
             if min(costs) < cost:
                 best = costs.index(min(costs))
                 chosen, (entries, summed, waited) = bounds[best], tried
-        figures = (
-            int(entries[best].max()) * group / UNIT,
-            int(summed[best].max()) * parts / UNIT,
-            int(waited[best]) / evenly,
-            self._grouped(chosen, group, chosen is not even),
+        figures = Figures(
+            max(1.0, int(entries[best].max()) * group / UNIT),
+            max(1.0, int(summed[best].max()) * parts / UNIT),
+            max(1.0, int(waited[best]) / evenly),
+            max(1.0, self._grouped(chosen, group, chosen is not even)),
+            in_step=chosen is not even,
         )
-        return Parts(tuple(chosen.tolist()), Figures(*(max(1.0, figure) for figure in figures)))
+        return Parts(tuple(chosen.tolist()), figures)
 
     def _grouped(self, bounds: Counts, group: int, interleaved: bool) -> float:
         """Return the entries of the fullest section of a group, relative to the mean of all groups and sections."""

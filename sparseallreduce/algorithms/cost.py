@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from sparseallreduce.algorithms.boundaries import Figures
 from sparseallreduce.algorithms.dsar_early_switch import core_of
-from sparseallreduce.algorithms.exchange import halvings, lower_power_of_two
+from sparseallreduce.algorithms.exchange import halvings, lower_power_of_two, rounds_in_step
 from sparseallreduce.streams.reduction import CACHE_LINE
 from sparseallreduce.streams.wire import BITMAP, GAPS, Encoding, piece_bytes
 
@@ -344,12 +344,14 @@ def gather_time(
     extent: float,
     dense: bool = False,
     fullest: Callable[[int], float] = lambda _: 1.0,
+    in_step: bool = False,
 ) -> float:
     """Return the predicted seconds of an allgather of one stream a rank, by recursive doubling or by dissemination.
 
-    ``fullest`` maps a number of ranks to the entries of the fullest group of that many, relative to the mean of such groups.
+    ``fullest`` maps a number of ranks to the entries of the fullest group of that many, relative to the mean of such groups. With
+    ``in_step``, partners tell each other in some rounds that they are ready.
     """
-    time, held, core = 0.0, 1, lower_power_of_two(problem.ranks)
+    time, held, core = machine.alpha * rounds_in_step(problem.ranks) if in_step else 0.0, 1, lower_power_of_two(problem.ranks)
     while held < problem.ranks:
         distance = problem.ranks // (2 * held) if core == problem.ranks else held
         streams = min(held, problem.ranks - held)
@@ -412,7 +414,7 @@ def _ssar_split_allgather(problem: Problem, machine: Machine) -> float:
     work = parts.entries * tree_time(problem, machine, problem.ranks)
     time = split_time(problem, machine, work, max(parts.entries, problem.lopsided))
     total = problem.held(problem.ranks) / problem.ranks
-    time += gather_time(problem, machine, parts.gathered * total, parts.gathered * extent)
+    time += gather_time(problem, machine, parts.gathered * total, parts.gathered * extent, in_step=parts.in_step)
     return time + concatenation_time(problem, machine, total, extent)
 
 
@@ -432,11 +434,11 @@ def _ssar_ring(problem: Problem, machine: Machine) -> float:
     return time + concatenation_time(problem, machine, total, extent)
 
 
-def _dense_gather(problem: Problem, machine: Machine, gathered: float = 1.0) -> float:
-    """Return the seconds of an allgather of dense blocks on the host; ``gathered`` as in Figures."""
-    extent = gathered * problem.size / problem.ranks
-    entries = min(gathered * problem.held(problem.ranks) / problem.ranks, extent)
-    time = gather_time(problem._replace(on_device=False), machine, entries, extent, dense=True)
+def _dense_gather(problem: Problem, machine: Machine, parts: Figures) -> float:
+    """Return the seconds of an allgather of dense blocks on the host, cut as ``parts`` tells."""
+    extent = parts.gathered * problem.size / problem.ranks
+    entries = min(parts.gathered * problem.held(problem.ranks) / problem.ranks, extent)
+    time = gather_time(problem._replace(on_device=False), machine, entries, extent, dense=True, in_step=parts.in_step)
     nbytes = problem.size * problem.value_bytes
     return time + _copied(problem, machine, nbytes / problem.ranks, nbytes) + machine.dense_pass(problem.size, nbytes)
 
@@ -455,7 +457,7 @@ def _block_time(problem: Problem, machine: Machine, parts: int) -> float:
 def _dsar_split_allgather(problem: Problem, machine: Machine) -> float:
     parts = problem.blocks
     work = parts.entries * _block_time(problem, machine, problem.ranks)
-    return split_time(problem, machine, work, max(parts.entries, problem.lopsided)) + _dense_gather(problem, machine, parts.gathered)
+    return split_time(problem, machine, work, max(parts.entries, problem.lopsided)) + _dense_gather(problem, machine, parts)
 
 
 def _dsar_early_switch(problem: Problem, machine: Machine) -> float:
@@ -476,7 +478,7 @@ def _dsar_early_switch(problem: Problem, machine: Machine) -> float:
         work = machine.dense_pass(extent, extent * problem.value_bytes, problem.on_device)
         time += step_time(problem, machine, distance * group, entries, extent, work, dense=True)
         added *= 2
-    return time + _dense_gather(problem, machine, parts.gathered)
+    return time + _dense_gather(problem, machine, parts)
 
 
 def outer_problem(problem: Problem) -> Problem:

@@ -36,8 +36,10 @@ def rabenseifner(stream: SparseStream, rank: int, ranks: int, reduction: Reducti
     return (yield from unfold(mine, rank, ranks, core))
 
 
-def join_blocks(block: SparseStream, rank: int, ranks: int, reduction: Reduction) -> Generator[Step, Any, SparseStream]:
-    """Gather dense blocks that together cover the whole range, in any order of the ranks."""
-    blocks = yield from gather_parts(block, rank, ranks)
+def join_blocks(
+    block: SparseStream, rank: int, ranks: int, reduction: Reduction, in_step: bool = False
+) -> Generator[Step, Any, SparseStream]:
+    """Gather dense blocks that together cover the whole range, in any order of the ranks; in step as :func:`gather_parts` does."""
+    blocks = yield from gather_parts(block, rank, ranks, in_step=in_step)
     filled = sorted((other for other in blocks if other.extent), key=lambda other: other.lo)
     return reduction.densify(concatenate(filled, reduction)) if filled else block

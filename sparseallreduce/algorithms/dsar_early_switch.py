@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from sparseallreduce.algorithms.boundaries import Cutter, bounds_of
+from sparseallreduce.algorithms.boundaries import Cutter, bounds_of, is_uneven
 from sparseallreduce.algorithms.dsar_split_allgather import DenseBlock
 from sparseallreduce.algorithms.exchange import (
     exchange_parts,
@@ -18,7 +18,7 @@ from sparseallreduce.algorithms.exchange import (
     places_of,
 )
 from sparseallreduce.algorithms.steps import DenseAllgather, Quantise, Schedule
-from sparseallreduce.streams.partition import parts_of, slice_range, split
+from sparseallreduce.streams.partition import slice_range, split
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
 
@@ -53,7 +53,7 @@ def dsar_early_switch(
     group, groups = core_of(ranks, group_size)
     core = group * groups
     bounds = bounds_of(stream, core, cut, group)
-    interleaved = list(bounds) != parts_of(stream, core)
+    interleaved = is_uneven(stream, bounds)
     places = places_of(core, group, interleaved)
     blocks = tuple((bounds[part], bounds[part + 1]) for part in places) + ((stream.hi, stream.hi),) * (ranks - core)
     folded = yield from fold(stream, rank, ranks, core, reduction)
@@ -72,7 +72,7 @@ def dsar_early_switch(
             block, own = DenseBlock(reduction, group), (rank - first) * groups
             yield from exchange_parts(folded, bounds[::groups], rank, first, block.add)
             mine = yield from halve(block.result(), rank, partners, reduction, bounds[own : own + groups + 1])
-    result: SparseStream = yield DenseAllgather((yield Quantise(mine, rank, rank)), blocks, reduction.op)
+    result: SparseStream = yield DenseAllgather((yield Quantise(mine, rank, rank)), blocks, reduction.op, interleaved)
     return result
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from sparseallreduce.algorithms.boundaries import Cutter, bounds_of
+from sparseallreduce.algorithms.boundaries import Cutter, bounds_of, is_uneven
 from sparseallreduce.algorithms.exchange import exchange_parts
 from sparseallreduce.algorithms.steps import DenseAllgather, Quantise, Schedule
 from sparseallreduce.streams.reduction import Reduction
@@ -34,7 +34,8 @@ def dsar_split_allgather(
     bounds = bounds_of(stream, ranks, cut)
     block = DenseBlock(reduction, ranks)
     yield from exchange_parts(stream, bounds, rank, 0, block.add)
-    result: SparseStream = yield DenseAllgather((yield Quantise(block.result(), rank, rank)), tuple(pairwise(bounds)), reduction.op)
+    mine = yield Quantise(block.result(), rank, rank)
+    result: SparseStream = yield DenseAllgather(mine, tuple(pairwise(bounds)), reduction.op, is_uneven(stream, bounds))
     return result
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from sparseallreduce.algorithms.steps import Exchange, Payload, Quantise, Recv, RecvAny, Send, Shift, Step
 from sparseallreduce.streams.merging import Merging
 from sparseallreduce.streams.partition import slice_range, split
@@ -21,8 +23,13 @@ __all__ = [
     "halvings",
     "lower_power_of_two",
     "places_of",
+    "rounds_in_step",
     "unfold",
 ]
+
+
+_FEW, _LARGE = 32, 16  # ranks below which none wait in step; rounds in which they do carry this part of everything, or more
+_READY = SparseStream._dense_form(np.empty(0, np.int32), 0)
 
 
 def lower_power_of_two(ranks: int) -> int:
@@ -152,13 +159,19 @@ def halve_streams(
     return streams
 
 
-def gather_parts(part: SparseStream, rank: int, ranks: int, *, near_first: bool = False) -> Generator[Step, Any, list[SparseStream]]:
+def gather_parts(
+    part: SparseStream, rank: int, ranks: int, *, near_first: bool = False, in_step: bool = False
+) -> Generator[Step, Any, list[SparseStream]]:
     """Gather the streams of all ranks, in the order of ranks, on every rank.
 
     It uses recursive doubling if the number of ranks is a power of two (thesis figure 3.6), otherwise dissemination (Bruck): ceil(log2 P)
     messages, and every stream reaches every rank once. Streams are sent side by side, without being joined. Recursive doubling begins with
     the most distant ranks, while there is little to send, and ends with neighbours, which may be on one host; with ``near_first`` the order
     is reversed.
+
+    With ``in_step``, a rank sends a long message only once the receiver waits for it (see :func:`rounds_in_step`), which is meant for
+    streams of different lengths. Otherwise an early rank sends to one that still receives from another rank, and halves the bandwidth
+    of that. The early rank then waits for the delayed one, so that delays double from round to round.
     """
     part = yield Quantise(part, rank, rank)
     if ranks == lower_power_of_two(ranks):
@@ -166,12 +179,30 @@ def gather_parts(part: SparseStream, rank: int, ranks: int, *, near_first: bool 
         found = {rank: part}
         for distance in reversed(distances) if near_first else distances:
             partner, ours = rank ^ distance, sorted(found)
+            if in_step and _is_large(len(found), ranks):
+                yield Exchange(partner, (_READY,))
             theirs = yield Exchange(partner, tuple(found[each] for each in ours))
             found |= zip(sorted(each ^ distance for each in ours), theirs, strict=True)
         return [found[each] for each in range(ranks)]
     held = [part]  # of the ranks rank, rank + 1, ... modulo P
     while len(held) < ranks:
         distance = len(held)
+        if in_step and _is_large(distance, ranks):
+            yield Shift((rank + distance) % ranks, (_READY,), (rank - distance) % ranks)
         outgoing = tuple(held[: ranks - distance])
         held += yield Shift((rank - distance) % ranks, outgoing, (rank + distance) % ranks)
     return held[ranks - rank :] + held[: ranks - rank]
+
+
+def rounds_in_step(ranks: int) -> int:
+    """Return in how many rounds of an allgather in step so many ranks tell each other that they are ready.
+
+    >>> rounds_in_step(16), rounds_in_step(256)
+    (0, 4)
+    """
+    return sum(_is_large(1 << number, ranks) for number in range((ranks - 1).bit_length()))
+
+
+def _is_large(held: int, ranks: int) -> bool:
+    """Whether ranks tell each other that they are ready before a round in which each sends so many parts."""
+    return ranks >= _FEW and held * _LARGE >= ranks

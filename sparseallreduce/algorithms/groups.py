@@ -67,7 +67,7 @@ def on_group(
             case DenseAllreduce():
                 stack.append(rabenseifner(step.stream, place, len(members), reduction))
             case DenseAllgather():
-                stack.append(join_blocks(step.stream, place, len(members), reduction))
+                stack.append(join_blocks(step.stream, place, len(members), reduction, step.in_step))
             case _:
                 value = yield step
     return value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparseallreduce.algorithms.boundaries import Cutter, bounds_of
+from sparseallreduce.algorithms.boundaries import Cutter, bounds_of, is_uneven
 from sparseallreduce.algorithms.exchange import exchange_parts, gather_parts
 from sparseallreduce.algorithms.steps import Schedule
 from sparseallreduce.streams.partition import concatenate
@@ -31,6 +31,7 @@ def ssar_split_allgather(
         Returns the bounds of parts, based on where the ranks' entries are; by default parts have equal widths.
     """
     parts = Tree(reduction, ranks)
-    yield from exchange_parts(stream, bounds_of(stream, ranks, cut), rank, 0, parts.add)
-    gathered = yield from gather_parts(parts.result(), rank, ranks)
+    bounds = bounds_of(stream, ranks, cut)
+    yield from exchange_parts(stream, bounds, rank, 0, parts.add)
+    gathered = yield from gather_parts(parts.result(), rank, ranks, in_step=is_uneven(stream, bounds))
     return concatenate(gathered, reduction)

@@ -124,11 +124,15 @@ class DenseAllreduce(NamedTuple):
 
 
 class DenseAllgather(NamedTuple):
-    """Join the dense blocks of all ranks; rank r holds the range ``ranges[r]``, possibly empty, and together they cover the whole."""
+    """Join the dense blocks of all ranks; rank r holds the range ``ranges[r]``, possibly empty, and together they cover the whole.
+
+    ``in_step`` is that of :func:`~sparseallreduce.algorithms.exchange.gather_parts`, for blocks that it gathers.
+    """
 
     stream: SparseStream
     ranges: tuple[tuple[int, int], ...]
     op: Operator
+    in_step: bool = False
 
 
 class HostReduceScatter(NamedTuple):

@@ -289,7 +289,7 @@ class Operation(Failing):
             elif isinstance(step, DenseAllreduce) and not (native and is_native(step)):
                 stack.append(rabenseifner(step.stream, self.channel.rank, self.channel.ranks, Reduction(step.op)))
             elif isinstance(step, DenseAllgather) and not (native and is_near_and_native(step, self.channel)):
-                stack.append(join_blocks(step.stream, self.channel.rank, self.channel.ranks, Reduction(step.op)))
+                stack.append(join_blocks(step.stream, self.channel.rank, self.channel.ranks, Reduction(step.op), step.in_step))
             elif isinstance(step, HostReduceScatter | HostGather):
                 stack.append(inside_host(step, self))
             else:

@@ -20,7 +20,7 @@ def collective(step: Collective, rank: int, ranks: int, joining: Reduction) -> G
     if isinstance(step, DenseAllreduce):
         return rabenseifner(step.stream, rank, ranks, Reduction(step.op))
     if isinstance(step, DenseAllgather):
-        return join_blocks(step.stream, rank, ranks, joining)
+        return join_blocks(step.stream, rank, ranks, joining, step.in_step)
     return _share(step, rank, ranks)
 
 
