@@ -113,7 +113,7 @@ def load(
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
     ...     file = Path(folder) / "people.csv"
-    ...     _ = file.write_text("age,color,bought\\n31,red,yes\\n,blue,no\\n")
+    ...     _ = file.write_text("age,color,bought\n31,red,yes\n,blue,no\n")
     ...     people, _ = load(file, target="bought")
     >>> list(people.encoding.names())
     ['age', 'age (missing)', 'color=blue', 'color=red']

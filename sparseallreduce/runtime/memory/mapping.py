@@ -131,7 +131,7 @@ class SharedFile:
         return True
 
     def _touch(self, place: int, nbytes: int) -> None:
-        """Allocate memory in large pages, which requires mapping it, if the system supports the call."""
+        """Map this part of the file for a moment to allocate its memory in large pages, if the system supports it."""
         begin = place // _LARGE_PAGE * _LARGE_PAGE
         array = self.map([begin], max(_LARGE, page_multiple(place + nbytes - begin)))
         untouched = (place - begin) // PAGE * PAGE
