@@ -50,10 +50,10 @@ def test_a_program_runs(name, ranks, request):
         pytest.skip("no PyTorch here: `make test-torch` installs it")
     if ranks == 1:
         command = [sys.executable, str(EXAMPLES / name), *ARGUMENTS.get(name, ())]
-        run = subprocess.run(command, capture_output=True, text=True, check=False, env=_environment(), timeout=120)
+        run = subprocess.run(command, capture_output=True, text=True, check=False, env=_environment(), timeout=300)
         assert run.returncode == 0, run.stderr
     else:
-        run = request.getfixturevalue("mpi_run")(ranks, EXAMPLES / name, *ARGUMENTS.get(name, ()), timeout=120)
+        run = request.getfixturevalue("mpi_run")(ranks, EXAMPLES / name, *ARGUMENTS.get(name, ()), timeout=300)
     assert PROGRAMS[name, ranks] in run.stdout, run.stdout
 
 

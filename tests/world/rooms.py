@@ -25,6 +25,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
+from mpi_cases import patience
 
 import sparseallreduce as sar
 from sparseallreduce import linear, optim
@@ -137,7 +138,7 @@ def run(faults: int, seed: int, named: str = "", first: int = 0) -> int:
             counts[room.name] = world.allgather(points.passed)
             assert len(set(world.allgather(usual[room.name]))) == 1, "without any fault the ranks differ"
         points.at, points.error = (1 + int(share * counts[room.name][culprit]) if world.rank == culprit else 0), error
-        faulthandler.dump_traceback_later(WATCHDOG, exit=True)
+        faulthandler.dump_traceback_later(WATCHDOG * patience(), exit=True)  # a machine that is busy compiles for longer
         if world.rank == 0:
             print(f"fault {number}: {error} on rank {culprit} in {room.name} at {points.at or share}", file=sys.stderr, flush=True)
         comm, points.late = world.Dup(), room.late
