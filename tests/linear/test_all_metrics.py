@@ -172,7 +172,7 @@ def test_what_cannot_be_measured_is_an_error_that_says_why():
         ("top_K_accuracy",): "a number for K",
         ("log_loss",): "needs the probabilities",
         ("top_2_accuracy",): "more than two classes",
-        ("rmse",): "models of numbers",
+        ("rmse",): "is for regression",
     }.items():
         with pytest.raises(ValueError, match=said):
             evaluate(two, dataset([0, 1, 1]), sar.SERIAL, metrics=names)
