@@ -52,6 +52,7 @@ from sparseallreduce.runtime.family import (
     reduce,
     reduce_scatter,
 )
+from sparseallreduce.runtime.family_plans import allgather_init, bcast_init, reduce_init, reduce_scatter_init
 from sparseallreduce.runtime.plan import Plan
 from sparseallreduce.runtime.planning import allreduce_init
 from sparseallreduce.runtime.serial import SERIAL
@@ -97,9 +98,11 @@ __all__ = [
     "__version__",
     "algorithms",
     "allgather",
+    "allgather_init",
     "allreduce",
     "allreduce_init",
     "bcast",
+    "bcast_init",
     "explain",
     "explain_reducer",
     "iallgather",
@@ -109,7 +112,9 @@ __all__ = [
     "ireduce_scatter",
     "local_device",
     "reduce",
+    "reduce_init",
     "reduce_scatter",
+    "reduce_scatter_init",
     "show_versions",
     "simulate",
     "trace",

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 import sparseallreduce as sar
-from sparseallreduce.algorithms import AUTO
-from sparseallreduce.cli import bench_lossy
+from sparseallreduce.algorithms import ALLREDUCE, AUTO
+from sparseallreduce.cli import bench_collectives, bench_lossy
 from sparseallreduce.cli.bench_sweep import point_header, point_line, refuse_wrong, swept, write_csv
+from sparseallreduce.cli.collectives_option import collective_option
 from sparseallreduce.cli.lossy_options import lossy_options
 from sparseallreduce.cli.network import Taken, capacity_of, machine_of, taken_by_auto
 from sparseallreduce.cli.numbers import Whole
@@ -72,6 +73,7 @@ class Measured:
 @click.command()
 @click.option("--size", type=Whole(min=0), help="Dimension N.")
 @click.option("--density", type=click.FloatRange(0, 1), help="Fraction of the N positions that each rank has: k = N * density.")
+@collective_option()
 @algorithms_option()
 @click.option("--dtype", type=click.Choice(DTYPES_OF_MPI), default="float32", show_default=True)
 @click.option("--op", type=click.Choice([*OPERATORS, MEAN.name]), default="sum", show_default=True)
@@ -105,6 +107,7 @@ def bench(
     json_path: Path | None,
     csv_path: Path | None,
     device: str,
+    collective: str,
     lossy: bool,
     reducers: Any,
     sweeps: dict[str, list[Any]],
@@ -118,6 +121,9 @@ def bench(
     algorithm follow each other. The order of the algorithms changes from experiment to experiment. Every result is checked against the
     dense reduction.
 
+    With --collective reduce, reduce_scatter, allgather or bcast is measured, and compared with that of the MPI library on dense arrays and
+    on packed indices and values.
+
     With --lossy every rank has a dense gradient and a residual, and the reducers run instead. The report has the times of selection, of
     communication and in total, also as multiples of an array copy. The checks are that all ranks end with bitwise identical results, and
     that update and residuals together keep every contribution. --density is then 0.01 by default.
@@ -129,6 +135,11 @@ def bench(
     were started are simulated, on a network with the latency and bandwidth measured here, or with --latency and --bandwidth. `plot` draws
     the curves.
     """
+    if collective != ALLREDUCE:
+        if lossy or sweeps or csv_path is not None or device != "cpu":
+            raise click.UsageError(f"--lossy, --sweep, --csv and --device gpu are for {ALLREDUCE}: leave out either them or --collective")
+        bench_collectives.run(context, names, json_path, {**chosen, "collective": collective})
+        return
     xp = _array_module(device)
     if (latency is not None or bandwidth is not None) and not sweeps:
         raise click.UsageError("--latency and --bandwidth are for ranks that --sweep simulates: leave them out, or sweep ranks")

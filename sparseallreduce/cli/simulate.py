@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 import sparseallreduce as sar
-from sparseallreduce.algorithms import AUTO
+from sparseallreduce.algorithms import ALLREDUCE, AUTO
 from sparseallreduce.algorithms.choose import problem_of
 from sparseallreduce.algorithms.cost import PCIE4_X16, Machine, copy_time, predicted_time
-from sparseallreduce.cli import simulate_lossy
+from sparseallreduce.cli import simulate_collectives, simulate_lossy
+from sparseallreduce.cli.collectives_option import collective_option
 from sparseallreduce.cli.hosts_options import hosts_of, hosts_options
 from sparseallreduce.cli.lossy_options import lossy_options
 from sparseallreduce.cli.network import taken_by_auto
@@ -43,6 +44,7 @@ _WITH_DENSE_RANKS = ("dense", "dsar_split_allgather", "dsar_early_switch", "dens
 @click.option("--ranks", type=Whole(min=1), required=True, help="Number of simulated ranks, P.")
 @click.option("--size", type=Whole(min=0), required=True, help="Dimension N.")
 @click.option("--density", type=click.FloatRange(0, 1), help="Fraction of the N positions that each rank has: k = N * density.")
+@collective_option()
 @algorithms_option()
 @click.option("--latency", type=click.FloatRange(min=0), default=_NETWORK.latency, show_default=True, help="Seconds per message (alpha).")
 @click.option(
@@ -79,11 +81,16 @@ def simulate(
     With --device gpu, predictions and the choice of auto include the copies between GPU and host, which an extra column shows. The
     simulated time does not include them.
 
+    With --collective another collective runs: reduce, reduce_scatter, allgather or bcast.
+
     With --lossy every rank has N values, and the words that the reducers send are counted. --density is then 0.01 by default.
     """
     if launched_rank() != 0:  # under mpiexec only the first process works
         return
     on_device = _checked_device(context, lossy)
+    collective = chosen["collective"]
+    if collective != ALLREDUCE and (lossy or on_device):
+        raise click.UsageError(f"--lossy and --device gpu are for {ALLREDUCE}: leave them out, or leave out --collective")
     if lossy:
         simulate_lossy.run(context, reducers, json_path, chosen)
         return
@@ -98,14 +105,13 @@ def simulate(
     copying = chosen["copy_latency"], 1 / chosen["copy_bandwidth"]
     streams = _streams(ranks, size, entries, chosen["positions"], chosen["dtype"], chosen["seed"])
     expected, magnitude = _dense_sums(streams)
-    rows = []
-    with progress_bar(sar.SERIAL, total=len(names)) as bar:
-        for name in names:
-            bar.set_description(name)
-            rows.append(_row(name, streams, network, expected, magnitude, copying if on_device else None))
-            bar.update()
+    if collective == ALLREDUCE:
+        rows = _rows(names, streams, network, expected, magnitude, copying if on_device else None)
+        click.echo(_table(chosen, entries, rows))
+    else:
+        rows = simulate_collectives.rows_of(collective, names, streams, network, expected, magnitude)
+        click.echo(simulate_collectives.table(collective, _about(chosen, entries), rows))
     results = {"entries": entries, "algorithms": rows}
-    click.echo(_table(chosen, entries, rows))
     if json_path is not None:
         write_report(json_path, "simulate", context.params, environment(sar.SERIAL), results)
     wrong = [row["algorithm"] for row in rows if not row["correct"]]
@@ -149,6 +155,23 @@ def _dense_sums(streams: Sequence[sar.SparseStream]) -> tuple[Array, Array]:
         total[indices] += values
         magnitude[indices] += np.abs(values)
     return total.astype(dtype), magnitude
+
+
+def _rows(
+    names: Sequence[str],
+    streams: Sequence[sar.SparseStream],
+    network: sar.Network,
+    expected: Array,
+    magnitude: Array,
+    copying: tuple[float, float] | None,
+) -> list[dict[str, Any]]:
+    rows = []
+    with progress_bar(sar.SERIAL, total=len(names)) as bar:
+        for name in names:
+            bar.set_description(name)
+            rows.append(_row(name, streams, network, expected, magnitude, copying))
+            bar.update()
+    return rows
 
 
 def _row(
@@ -204,11 +227,16 @@ def _check_memory(names: Sequence[str], ranks: int, size: int, itemsize: int) ->
         )
 
 
-def _table(chosen: dict[str, Any], entries: int, rows: Sequence[dict[str, Any]]) -> str:
-    about = (
+def _about(chosen: dict[str, Any], entries: int) -> str:
+    """Return a line that says what is simulated."""
+    return (
         f"{chosen['ranks']:,} ranks x {entries:,} {chosen['dtype']} entries ({chosen['positions']} positions), N = {chosen['size']:,}; "
-        f"latency {chosen['latency']:g} s, bandwidth {chosen['bandwidth']:g} bytes/s; of the rank that sends most"
+        f"latency {chosen['latency']:g} s, bandwidth {chosen['bandwidth']:g} bytes/s"
     )
+
+
+def _table(chosen: dict[str, Any], entries: int, rows: Sequence[dict[str, Any]]) -> str:
+    about = _about(chosen, entries) + "; of the rank that sends most"
     cells = [_cells(row, chosen["device"] == "gpu") for row in rows]
     return "\n".join([wrapped(about), "", *table_lines(_COLUMNS, cells)])
 

@@ -10,7 +10,7 @@ import click
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from sparseallreduce.algorithms import algorithms
+from sparseallreduce.algorithms import ALLREDUCE, algorithms
 from sparseallreduce.streams.dtypes import epsilon, smallest_normal
 from sparseallreduce.streams.operator import Operator
 from sparseallreduce.streams.stream import SparseStream, index_dtype
@@ -27,13 +27,14 @@ def algorithms_option() -> Callable[[Command], Command]:
 
 
 def _named(context: click.Context, option: click.Parameter, text: str) -> list[str]:
+    known = algorithms(context.params.get("collective", ALLREDUCE))
     if text == "all":
-        return algorithms()
+        return known
     names = [name.strip() for name in text.split(",") if name.strip()]
-    unknown = [name for name in names if name not in algorithms()]
+    unknown = [name for name in names if name not in known]
     if unknown or not names:
         what = f"unknown algorithm {unknown[0]!r}" if unknown else "no algorithm given"
-        raise click.BadParameter(f"{what}: give all, or some of {','.join(algorithms())}", context, option)
+        raise click.BadParameter(f"{what}: give all, or some of {','.join(known)}", context, option)
     return list(dict.fromkeys(names))
 
 

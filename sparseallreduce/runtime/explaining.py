@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import struct
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Unpack
 
 from sparseallreduce.algorithms.allreduce import Call, make_call
-from sparseallreduce.algorithms.choose import choose, predicted_times, problem_of
+from sparseallreduce.algorithms.choose import choose, problem_of
+from sparseallreduce.algorithms.choose import predicted_times as predicted_times_of_allreduce
+from sparseallreduce.algorithms.collectives.allgather import DISJOINT, RANGES
+from sparseallreduce.algorithms.collectives.call import Collective, CollectiveCall, collective_problem, make_collective_call
+from sparseallreduce.algorithms.collectives.cost import MODELS, arriving_bytes, predicted_times
+from sparseallreduce.algorithms.collectives.cost import choose as choose_collective
 from sparseallreduce.algorithms.cost import Machine, Problem, copy_time, sent_bytes
 from sparseallreduce.algorithms.overlap import estimated, sample_bytes, sample_of, share_records
-from sparseallreduce.algorithms.steps import Step
-from sparseallreduce.runtime.communicators import channel_of, resolve
+from sparseallreduce.algorithms.steps import Share, Step
+from sparseallreduce.runtime.communicators import channel_of, resolve, size_of
 from sparseallreduce.runtime.launching import Telling, launch
 from sparseallreduce.runtime.options import OperationOptions
-from sparseallreduce.runtime.predictions import beginning_times, expected_beginning, uneven_beginning
+from sparseallreduce.runtime.predictions import beginning_times, collective_beginning, expected_beginning, uneven_beginning
 from sparseallreduce.streams.operator import Operator
 from sparseallreduce.streams.packed import packed_bytes
 from sparseallreduce.streams.reduction import Reduction
@@ -29,6 +35,8 @@ if TYPE_CHECKING:
 __all__ = ["Explanation", "explain"]
 
 _ALONE = "alone"
+_OF_COLLECTIVE = struct.Struct("<qqqq16s")  # entries announced, those of the stream, its size and packed bytes, and what would begin
+_TIMES = 1024  # bytes of predicted times as text
 _RECORD = struct.Struct("<q16s")  # entries, and what this rank would start with; a sample follows
 
 
@@ -93,6 +101,11 @@ def explain(
     stream: SparseStream,
     comm: MPI.Intracomm | SerialCommunicator | None = None,
     op: str | Operator | MPI.Op = "sum",
+    *,
+    collective: str = "allreduce",
+    root: int = 0,
+    bounds: Sequence[int] | None = None,
+    join: str | Operator | MPI.Op = "ranges",
     **options: Unpack[OperationOptions],
 ) -> Explanation:
     """Return the algorithm that "auto" selects for a blocking ``allreduce(stream, comm, op)``, and the predictions. Collective.
@@ -101,6 +114,8 @@ def explain(
     ----------
     stream, comm, op, **options
         As for :func:`~sparseallreduce.allreduce`. The reduction itself is not executed.
+    collective, root, bounds, join
+        Another collective, "reduce", "reduce_scatter", "allgather" or "bcast", and its arguments.
 
     Returns
     -------
@@ -119,11 +134,54 @@ def explain(
     'alone'
     """
     comm = resolve(comm)
+    other = Collective.named(collective, root, bounds, join)
     with Telling(comm):
-        call, intent = make_call(stream, op, "auto", options)
+        made: Any
+        if other is not None:
+            made, intent = make_collective_call(other, stream, op, "auto", options, comm.rank, size_of(comm))
+        else:
+            made, intent = make_call(stream, op, "auto", options)
         if intent.error is None:
             intent = intent._replace(terms=(*intent.terms, ("call", "explain")))
-        return launch(comm, intent, lambda rank, ranks: _explained(call, comm, ranks), blocking=True).wait()  # type: ignore[no-any-return]
+        explained = _explained if other is None else _explained_collective
+        return launch(comm, intent, lambda rank, ranks: explained(made, comm, ranks), blocking=True).wait()  # type: ignore[no-any-return]
+
+
+def _explained_collective(made: CollectiveCall, comm: Any, ranks: int) -> Generator[Step, Any, Explanation]:
+    """Return the explanation of a collective other than allreduce."""
+    name, call = made.collective.name, made.call
+    stream = call.stream
+    if ranks == 1:
+        return Explanation(_ALONE, {_ALONE: 0.0}, {_ALONE: 0.0}, float(stream.nnz), [stream.nnz], stream.size)
+    channel = channel_of(comm)
+    is_moved, machine = name == "bcast" or made.collective.join in (RANGES, DISJOINT), call.machine or channel.machine or Machine()
+    announced, reduction = made.collective.entries(stream, channel.rank), Reduction(call.op, call.switch_density)
+    is_sender = name != "bcast" or channel.rank == made.collective.root
+    ours, shortcuts = "", {}
+    if not is_moved and not stream.on_device:
+        shared: dict[str, Any] = {
+            "shares_memory": channel.shares_memory,
+            "capacity": 0 if channel.sparse_memory is None else channel.sparse_memory.capacity,
+            "encoding": call.encoding,
+            "hosts": channel.hosts,
+        }
+        considered = collective_problem(made, [announced] * ranks, channel.hosts)
+        ours = collective_beginning(name, considered, stream, ranks, reduction, machine, **shared)
+        shortcuts = beginning_times(stream, stream.stored, ranks, reduction, machine, **shared)
+    known = (announced, stream.stored, stream.size, packed_bytes(stream)) if is_sender else (0, 0, 0, 0)
+    records = yield from share_records(_OF_COLLECTIVE.pack(*known, ours.encode()[:16]), _OF_COLLECTIVE.size)
+    rows = [_OF_COLLECTIVE.unpack(record) for record in records]
+    entries, sizes, begins = [row[1] for row in rows], [row[2] for row in rows], {row[4].rstrip(b"\0").decode() for row in rows}
+    problem = collective_problem(made, [row[0] for row in rows], channel.hosts)
+    predicted = {**predicted_times(name, problem, machine), **(shortcuts if channel.rank == 0 else {})}
+    times: list[bytes] = yield Share(json.dumps(predicted).encode().ljust(_TIMES))
+    predicted = json.loads(times[0])  # those of the shortcuts are by the stream of rank 0
+    is_shortcut = len(begins) == 1 and begins <= {"packed", "sparse_shared", "dense"}
+    choice = begins.pop() if is_shortcut else choose_collective(name, problem, machine)
+    nbytes = {way: arriving_bytes(name, way, problem, machine) for way in predicted if way in MODELS[name]}
+    nbytes |= {way: _bytes_in(way, problem, machine, max(row[3] for row in rows)) for way in predicted if way not in nbytes}
+    union = problem.held(ranks) if name.startswith("reduce") or not is_moved else float(sum(entries))
+    return Explanation(choice, predicted, nbytes, union, entries, sum(sizes) if made.collective.join == RANGES else max(sizes))
 
 
 def _explained(call: Call | None, comm: Any, ranks: int) -> Generator[Step, Any, Explanation]:
@@ -153,7 +211,7 @@ def _explained(call: Call | None, comm: Any, ranks: int) -> Generator[Step, Any,
         considered, parts = problem_of(stream, sum(entries) / ranks, ranks, reduction, call.encoding, None, channel.hosts), None
         considered = considered._replace(on_device=on_device)
     begins = {name.rstrip(b"\0").decode() for _, name in known}
-    predicted = predicted_times(problem, machine)
+    predicted = predicted_times_of_allreduce(problem, machine)
     if not on_device:
         predicted |= beginning_times(stream, sum(entries) / ranks, ranks, reduction, machine, **shared)
     begins = {uneven_beginning(stream, entries, reduction, machine, **shared)[0]} if len(begins) > 1 and call.op.is_sum else begins

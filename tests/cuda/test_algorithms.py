@@ -63,6 +63,28 @@ def test_values_that_are_quantised_are_sent_as_they_came(algorithm, codec):
     np.testing.assert_array_equal(device.bytes_sent, host.bytes_sent)
 
 
+@pytest.mark.parametrize("collective", ["reduce", "reduce_scatter", "allgather", "bcast"])
+@settings(max_examples=4, deadline=None)
+@given(data=st.data(), case=cases(ranks=st.integers(1, 5)).filter(few), through_wire=st.booleans())
+def test_other_collectives_have_the_bits_and_the_bytes_of_the_host(collective, data, case, through_wire):
+    algorithm, root = data.draw(st.sampled_from(sar.algorithms(collective)[:-1])), data.draw(st.integers(0, case.ranks - 1))
+    join = data.draw(st.sampled_from(["ranges", case.operator]))
+    options = {"op": case.operator, "collective": collective, "root": root, "join": join, "through_wire": through_wire}
+    device, host = both(case.streams, algorithm, **options)
+    for ours, theirs in zip(device.outputs, host.outputs, strict=True):
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            same(ours, theirs)
+    np.testing.assert_array_equal(device.bytes_sent, host.bytes_sent)
+
+
+def test_the_ranks_of_a_broadcast_say_where_its_result_lies():
+    stream = SparseStream([1, 4], [2.0, 3.0], 9)
+    outputs = sar.simulate([stream.to_device(xp), None, stream, stream.to_device(xp)], collective="bcast").outputs
+    assert [output.on_device for output in outputs] == [True, False, False, True]
+    assert all(output.to_host() == stream for output in outputs)
+
+
 KINDS = (("float32", ()), ("float64", ()), ("float32", (2,)), ("int64", ()))
 
 

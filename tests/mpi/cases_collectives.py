@@ -181,3 +181,41 @@ def case_a_thread_moves_them_on(comm):
     stream = Inputs(comm.size, 5000, "int64", entries=400).stream(comm.rank)
     parts = [sar.ireduce_scatter(stream, comm, progress="thread") for _ in range(3)]
     assert all(request.wait().size == 2500 for request in parts)
+
+
+def case_plans_are_started_again_and_again(comm):
+    inputs = Inputs(comm.size, 5000, "int64", entries=400)
+    stream, last, own = inputs.stream(comm.rank), comm.size - 1, inputs.stream(comm.size - 1)
+    given = stream if comm.rank == last else None
+    plans = [
+        sar.reduce_init(stream, comm, root=last),
+        sar.reduce_scatter_init(stream, comm, "max"),
+        sar.allgather_init(stream, comm, "sum"),
+        sar.allgather_init(stream, comm),
+        sar.bcast_init(given, comm, last),
+    ]
+    for _ in range(2):
+        for plan in plans:
+            plan.start(given if plan is plans[-1] else stream)
+        reduced, part, added, joined, sent = [plan.wait() for plan in plans]
+        whole = sar.allreduce(stream, comm)
+        assert (reduced is None) == (comm.rank != last) and (reduced is None or reduced == whole)
+        assert part == sar.reduce_scatter(stream, comm, "max") and added == whole and joined == sar.allgather(stream, comm) and sent == own
+    plans[0].start(sar.SparseStream([1], [1], 40))
+    with pytest.raises(sar.StreamError, match="make another by reduce_init"):
+        plans[0].wait()
+    with pytest.raises(sar.AlgorithmError, match="root is a rank"):
+        sar.reduce_init(stream, comm, root=-1 if comm.rank == last else 0)
+
+
+@each(collective=["reduce", "reduce_scatter", "allgather", "bcast"])
+def case_what_auto_takes_is_explained(comm, collective):
+    last = comm.size - 1
+    for size, entries in ((61, 5), (400_000, 30_000)):
+        stream = Inputs(comm.size, size, entries=entries).stream(comm.rank)
+        given = None if collective == "bcast" and comm.rank != last else stream
+        found = sar.explain(given, comm, collective=collective, root=last, join="sum")
+        assert len(set(comm.allgather(str(found)))) == 1
+        assert found.size == size and sum(found.entries) == (entries if collective == "bcast" else entries * comm.size)
+        if comm.size > 1:
+            assert {*sar.algorithms(collective)} - {"auto"} <= {*found.predicted} == {*found.bytes} and found.choice in found.predicted

@@ -22,6 +22,7 @@ import numpy as np
 
 import sparseallreduce as sar
 from sparseallreduce.algorithms.allreduce import takes_samples
+from sparseallreduce.algorithms.collectives import COLLECTIVES
 from sparseallreduce.algorithms.fixed import FIXED
 from world import hooks, interrupts
 from world.hooks import DENSE, MESSAGES, PACKED, RECURSIVE, SKEWED, SPARSE_SHARED, UNEVEN
@@ -151,6 +152,32 @@ class Player:
         stream = self.stream(key, size, share, **kind)
         run = lambda: self.begin(lambda: self.sar.allreduce(stream, self.comm, **options))  # noqa: E731
         self.note(key, size, run, share, options.get("op", "sum"), **kind)
+
+    def collective(self, name: str, key: str, size: int, blocking: bool, share: float = 0.2, **options: Any) -> None:
+        """A collective besides allreduce, of which every rank notes the same bits: that what it got is right, or what it raised."""
+        mine, last = self.stream(key, size, share), self.ranks - 1
+        stream = mine if name != "bcast" or self.number == last else None
+        call = getattr(self.sar, name if blocking else "i" + name)
+        options |= {"root": last} if name in ("reduce", "bcast") else {"join": "sum"} if name == "allgather" else {}
+        try:
+            result = self.begin(lambda: call(stream, self.comm, **options))
+            result = result if blocking else result.wait()
+        except (greenlet.GreenletExit, Stuck):
+            raise
+        except BaseException as error:
+            return self._raised(key, error)
+        self.rank.quiet = True
+        whole = _expected(key, self.ranks, size, share, "sum")
+        if name == "reduce":
+            right = result is None if self.number != last else np.array_equal(result.to_dense(), whole)
+        elif name == "reduce_scatter":
+            right = np.array_equal(result.to_dense(), whole[size * self.number // self.ranks : size * (self.number + 1) // self.ranks])
+        elif name == "allgather":
+            right = np.array_equal(result.to_dense(), whole)
+        else:
+            right = np.array_equal(result.to_dense(), _stream(key, last, size, share).to_dense())
+        self.outcomes[key] = Outcome("result", right=right)
+        self.rank.quiet = False
 
     def list(self, key: str, kinds: Sequence[tuple[int, Any]], blocking: bool, **options: Any) -> None:
         """An operation on a list of streams of these sizes and dtypes."""
@@ -496,6 +523,11 @@ def listed(*kinds: tuple[int, Any], blocking: bool, **options: Any) -> Callable[
     return lambda player: player.list("struck", kinds, blocking, **options)
 
 
+def collective(name: str, size: int, blocking: bool, **options: Any) -> Callable[[Player], None]:
+    """A collective besides allreduce."""
+    return lambda player: player.collective(name, "struck", size, blocking, **options)
+
+
 def several(*sizes: int, **options: Any) -> Callable[[Player], None]:
     """Some in flight together, waited for in another order on each rank."""
 
@@ -621,6 +653,15 @@ def scenarios() -> Iterator[Scenario]:
         yield Scenario(f"{P}skewed in a row", in_a_row(SKEWED, SKEWED, SKEWED), UNEVEN, ranks, hosts=1, constants=ASKING)
         yield Scenario(f"{P}several dense in flight", several(DENSE, DENSE, DENSE, algorithm="dense"), "", ranks)
         yield Scenario(f"{P}in a row", in_a_row(DENSE, SPARSE_SHARED, PACKED, DENSE, SPARSE_SHARED), "", ranks)
+        for name in COLLECTIVES:
+            for algorithm in sar.algorithms(name):
+                for blocking in (True, False):
+                    how = f"{name}, {algorithm} {'blocking' if blocking else 'waited'}"
+                    yield Scenario(f"{P}{how}", collective(name, PACKED, blocking, algorithm=algorithm), "", ranks)
+                if algorithm != "auto":
+                    struck = collective(name, DENSE, True, algorithm=algorithm)
+                    yield Scenario(f"{P}{name}, {algorithm} in pieces", struck, "wire._frame", **far)
+            yield Scenario(f"{P}{name} in shared memory", collective(name, SPARSE_SHARED, True), "kernel store_word", ranks)
         for name in ("OkTopk", "GTopk", "TopkA"):
             for blocking in (True, False):
                 yield Scenario(f"{P}{name} {'blocking' if blocking else 'waited'}", reducer(name, blocking), "", ranks)

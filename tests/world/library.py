@@ -22,6 +22,7 @@ import numpy as np
 from numba import types
 
 from sparseallreduce.algorithms.allreduce import allreduce
+from sparseallreduce.algorithms.collectives.call import run_collective
 from sparseallreduce.algorithms.cost import Machine
 from sparseallreduce.algorithms.many import allreduce_list
 from sparseallreduce.streams.kernels import dispatch
@@ -73,7 +74,7 @@ def _exchange_times(_: Any) -> Any:
 REPLACED: dict[str, dict[str, Any]] = {
     RUNTIME + "memory.words": {"_spins": lambda: SPINS},
     RUNTIME + "calibration": {"Calibration": _Calibration},
-    RUNTIME + "predictions": {"_fastest": hooks.begins},
+    RUNTIME + "predictions": {"_fastest": hooks.begins, "_fastest_of": lambda _, __, *args: hooks.begins(*args)},
     RUNTIME + "setup": {"exchange_times": _exchange_times},
     RUNTIME + "stalls": {"blocked": lambda *_: nullcontext()},  # whose thread is outside of the world
     "sparseallreduce.algorithms.measuring": {"measure": _measured},
@@ -308,6 +309,9 @@ def _stand_ins(world: Any, MPI: Any) -> dict[str, Any]:
         },
         "sparseallreduce.streams.kernels.compiled": {"cut": cut, "sum_cut": sum_cut},
         "sparseallreduce.algorithms.allreduce": {"allreduce": lambda *args: hooks.resumable(lambda: world, allreduce(*args))},
+        "sparseallreduce.algorithms.collectives.call": {
+            "run_collective": lambda *args: hooks.resumable(lambda: world, run_collective(*args))
+        },
         "sparseallreduce.algorithms.many": {"allreduce_list": lambda *args: hooks.resumable(lambda: world, allreduce_list(*args))},
     }
 

@@ -22,7 +22,7 @@ from sparseallreduce.algorithms.staging import staged
 from sparseallreduce.algorithms.steps import Schedule
 from sparseallreduce.errors import AlgorithmError
 from sparseallreduce.streams.kernels.backend import array_module
-from sparseallreduce.streams.operator import SUM, as_operator
+from sparseallreduce.streams.operator import MEAN, OPERATORS, SUM, as_operator
 from sparseallreduce.streams.partition import boundaries, slice_range
 from sparseallreduce.streams.reduction import Reduction, divided
 from sparseallreduce.streams.stream import SparseStream, index_dtype
@@ -82,6 +82,13 @@ class CollectiveCall(NamedTuple):
 
     collective: Collective
     call: Call
+
+    @property
+    def join(self) -> Any:
+        """How the streams of an allgather are joined, as the user says it: a name or an operator."""
+        if self.collective.join != _JOINED:
+            return self.collective.join
+        return self.call.op.name if self.call.op.name in (*OPERATORS, MEAN.name) else self.call.op
 
     def finish(self, rank: int, ranks: int) -> Finish:
         """Return the function that converts the operation's result for the user. It keeps no stream alive."""

@@ -69,7 +69,8 @@ def _reduce_tree(problem: Problem, machine: Machine) -> float:
 def _reduce_split(problem: Problem, machine: Machine) -> float:
     extent, total = problem.size / problem.ranks, problem.held(problem.ranks) / problem.ranks
     time = split_time(problem, machine, tree_time(problem, machine, problem.ranks), problem.lopsided)
-    return time + _messages(problem, machine, total, extent) + concatenation_time(problem, machine, total, extent)
+    together = (problem.ranks - 2) * machine.alpha  # the parts are on their way to the root together
+    return time + _messages(problem, machine, total, extent) - together + concatenation_time(problem, machine, total, extent)
 
 
 def _reduce_scatter_split(problem: Problem, machine: Machine) -> float:
