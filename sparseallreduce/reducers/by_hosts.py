@@ -83,6 +83,7 @@ class ByHosts:
                 part.restore(self._pending)
             self._pending = {}
         part.reduction = owner.reduction  # so that its work is counted
+        part.steps = owner.steps  # on which depends what a value codec draws
         return part
 
     def reset(self) -> None:

@@ -24,6 +24,8 @@ REDUCERS = {
     "gtopk": lambda size, k: sar.GTopk(size, k, hosts=True),
     "gtopk by allgather": lambda size, k: sar.GTopk(size, k, form="allgather", hosts=True),
     "topka": lambda size, k: sar.TopkA(size, k, hosts=True),
+    "topka, 2 bits": lambda size, k: sar.TopkA(size, k, hosts=True, value_codec="qsgd2"),
+    "topka, 8 bits": lambda size, k: sar.TopkA(size, k, hosts=True, value_codec="qsgd8"),
 }
 every_reducer = pytest.mark.parametrize("name", REDUCERS)
 
@@ -169,3 +171,10 @@ def test_the_time_of_selection_is_that_before_the_first_step(monkeypatch):
 
     assert list(by_hosts.timed(schedule(), owner)) == ["first step", "second step"]
     assert owner.select_seconds == 3.0
+
+
+def test_what_a_codec_draws_differs_from_step_to_step():
+    case, network = Vectors(4, 80, 8, seed=1), sar.Network(hosts=2)
+    reducers = case.reducers(REDUCERS["topka, 8 bits"])
+    updates = [bits(sar.simulate(case.first, reducers, network).outputs[0].update) for _ in range(3)]
+    assert len(set(updates)) == 3
