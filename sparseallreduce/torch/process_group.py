@@ -86,8 +86,9 @@ def set_environment(comm: Any) -> dict[str, str]:
     """Set the environment variables that ``torchrun`` sets, for ``torch.distributed`` to use. Collective.
 
     These are RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, GROUP_WORLD_SIZE, ROLE_RANK, ROLE_WORLD_SIZE, ROLE_NAME,
-    MASTER_ADDR, MASTER_PORT and those that begin with TORCHELASTIC. If OMP_NUM_THREADS is not set, it is set to divide the cores of a host
-    among its ranks, and the number of PyTorch's threads is set as well.
+    MASTER_ADDR, MASTER_PORT and those that begin with TORCHELASTIC. Between hosts it also sets GLOO_SOCKET_IFNAME, unless that is set: gloo
+    would take the address of the host's name, which is often that of the loopback interface. If OMP_NUM_THREADS is not set, it is set to
+    divide the cores of a host among its ranks, and the number of PyTorch's threads is set as well.
 
     Parameters
     ----------
@@ -110,6 +111,8 @@ def set_environment(comm: Any) -> dict[str, str]:
     port = told(comm, lambda: _open_store(comm.size) if comm.rank == 0 else 0)[0]
     one_host = all(network == places[0][1] for _, network in places)
     found |= {"MASTER_ADDR": _reachable(comm, port, one_host), "MASTER_PORT": str(port)}
+    if not one_host and "GLOO_SOCKET_IFNAME" not in os.environ and (interface := _interface_towards(found["MASTER_ADDR"], port)):
+        found["GLOO_SOCKET_IFNAME"] = interface
     found |= {"TORCHELASTIC_RUN_ID": OWN_RUN, "TORCHELASTIC_USE_AGENT_STORE": "True"}
     found |= {"TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0"}
     if "OMP_NUM_THREADS" not in os.environ:
@@ -209,6 +212,17 @@ def _address_of(interface: str) -> str:
         except OSError:
             return ""
     return socket.inet_ntoa(answer[20:24])
+
+
+def _interface_towards(address: str, port: int) -> str:
+    """Return the network interface by which an address is reached, empty if that is not known."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        try:
+            asked.connect((address, port))  # which sends nothing
+        except OSError:
+            return ""
+        own = asked.getsockname()[0]
+    return next((name for _, name in socket.if_nameindex() if _address_of(name) == own), "")
 
 
 def _network() -> tuple[bytes, str]:

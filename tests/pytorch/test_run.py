@@ -122,6 +122,26 @@ def test_addresses_between_hosts_are_those_of_the_network_not_of_the_loop(monkey
     assert process_group._addresses(one_host=True) == ["127.0.0.1"]
 
 
+def test_the_interface_towards_an_address_is_that_of_the_route():
+    assert process_group._interface_towards("127.0.0.1", 80) == "lo"
+    assert process_group._interface_towards("256.0.0.1", 80) == ""
+
+
+@pytest.mark.parametrize(("own", "expected"), [(None, "eth7"), ("ib0", "ib0")])
+def test_gloo_takes_the_interface_between_hosts_unless_the_user_names_one(monkeypatch, own, expected):
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    if own:
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", own)
+    networks = iter([(b"a", "1")])
+    monkeypatch.setattr(process_group, "_network", lambda: next(networks))
+    monkeypatch.setattr(process_group, "gather", lambda comm, value: [value, (value[0], (b"b", "2"))])
+    monkeypatch.setattr(process_group, "_positions", lambda *_: {})
+    monkeypatch.setattr(process_group, "_reachable", lambda *_: "10.0.0.7")
+    monkeypatch.setattr(process_group, "_interface_towards", lambda *_: "eth7")
+    process_group.set_environment(sar.SERIAL)
+    assert os.environ["GLOO_SOCKET_IFNAME"] == expected
+
+
 def test_init_process_group_is_that_of_pytorch():
     init_process_group("gloo", sar.SERIAL)
     try:
