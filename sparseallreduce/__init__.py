@@ -11,8 +11,10 @@ or to :func:`reduce`, :func:`reduce_scatter`, :func:`allgather` or :func:`bcast`
 array([10., 40.])
 """
 
+from sparseallreduce import plugins
 from sparseallreduce.algorithms import algorithms
 from sparseallreduce.algorithms.cost import Machine
+from sparseallreduce.algorithms.registration import register_algorithm
 from sparseallreduce.errors import (
     AlgorithmError,
     DeadlockError,
@@ -38,6 +40,7 @@ from sparseallreduce.reducers import (
     TopkA,
     TopkDSA,
     explain_reducer,
+    register_reducer,
 )
 from sparseallreduce.runtime.api import Request, allreduce, iallreduce
 from sparseallreduce.runtime.devices import local_device
@@ -60,6 +63,7 @@ from sparseallreduce.runtime.simulator import Network, Simulation, simulate
 from sparseallreduce.runtime.trace import Trace, trace
 from sparseallreduce.streams.operator import Operator
 from sparseallreduce.streams.stream import SparseStream
+from sparseallreduce.streams.wire.registration import register_codec
 from sparseallreduce.version import __version__
 from sparseallreduce.versions import show_versions
 
@@ -115,7 +119,14 @@ __all__ = [
     "reduce_init",
     "reduce_scatter",
     "reduce_scatter_init",
+    "register_algorithm",
+    "register_codec",
+    "register_reducer",
     "show_versions",
     "simulate",
     "trace",
 ]
+
+plugins.load("algorithms", register_algorithm)
+plugins.load("reducers", lambda _, kind: register_reducer(kind))
+plugins.load("codecs", lambda _, codec: register_codec(codec))

@@ -13,7 +13,16 @@ import sparseallreduce as sar
 PACKAGE = Path(sar.__file__).parent
 NAME = PACKAGE.name
 # Each layer may use those before it and itself. Neither of two on one line may use the other.
-LAYERS = (("kernels",), ("streams",), ("algorithms",), ("runtime",), ("reducers", "data_cache"), ("optim",), ("linear", "torch"), ("cli",))
+LAYERS = (
+    ("kernels",),
+    ("streams",),
+    ("algorithms",),
+    ("runtime",),
+    ("reducers", "data_cache"),
+    ("optim", "testing"),
+    ("linear", "torch"),
+    ("cli",),
+)
 LEVELS = {layer: level for level, layers in enumerate(LAYERS) for layer in layers}
 # Likewise the rooms of linear, of which those above may use those before them.
 ROOMS = (

@@ -19,7 +19,18 @@ from sparseallreduce.algorithms.ssar_split_allgather import ssar_split_allgather
 from sparseallreduce.algorithms.steps import DenseAllgather, DenseAllreduce, Schedule
 from sparseallreduce.errors import AlgorithmError
 
-__all__ = ["ALGORITHMS", "ALLREDUCE", "AUTO", "FLAT", "Algorithm", "Hosts", "algorithms", "checked_options"]
+__all__ = [
+    "ALGORITHMS",
+    "ALLREDUCE",
+    "AUTO",
+    "FLAT",
+    "Algorithm",
+    "GivenAlgorithm",
+    "Hosts",
+    "algorithm_of",
+    "algorithms",
+    "checked_options",
+]
 
 AUTO, ALLREDUCE = "auto", "allreduce"
 
@@ -32,6 +43,14 @@ class Algorithm(NamedTuple):
     options: Mapping[str, Callable[[Any], bool]] = {}  # for each option, a function that checks its value
     by_hosts: bool = False  # whether it takes the layout of hosts and the other algorithms
     cuts: str = ""  # how it gathers parts, "sparse" or "dense", if it accepts a cut of the index space
+    cost: Callable[..., float] | None = None  # of a registered algorithm: expected seconds for (problem, machine)
+    term: str = ""  # where a registered algorithm is defined, which ranks compare with its name
+
+
+class GivenAlgorithm(str):
+    """The name of a schedule function that was passed as ``algorithm=``, together with the function."""
+
+    algorithm: Algorithm
 
 
 #: Algorithms that do not distinguish between ranks of one host and of others.
@@ -91,6 +110,11 @@ def algorithms(collective: str = "allreduce") -> list[str]:
     return [*known[collective], AUTO]
 
 
+def algorithm_of(name: str) -> Algorithm:
+    """Return the algorithm of a name, "auto" apart."""
+    return name.algorithm if isinstance(name, GivenAlgorithm) else ALGORITHMS[name]
+
+
 def checked_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``options`` sorted by name, if algorithm ``name`` accepts them.
 
@@ -99,11 +123,11 @@ def checked_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     AlgorithmError
         If the algorithm is unknown, or an option is unknown or out of range.
     """
-    if not isinstance(name, str) or (name not in ALGORITHMS and name != AUTO):
-        raise AlgorithmError(f"unknown algorithm {name!r}: use one of {', '.join(algorithms())}")
+    if not isinstance(name, str) or (name not in ALGORITHMS and name != AUTO and not isinstance(name, GivenAlgorithm)):
+        raise AlgorithmError(f"unknown algorithm {name!r}: use one of {', '.join(algorithms())}, or a schedule function")
     if not options:
         return {}
-    known = {} if name == AUTO else ALGORITHMS[name].options
+    known = {} if name == AUTO else algorithm_of(name).options
     for option, value in options.items():
         if option not in known:
             takes = f"takes {', '.join(known)}" if known else "takes none"

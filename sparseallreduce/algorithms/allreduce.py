@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparseallreduce.algorithms import ALGORITHMS, AUTO, FLAT, Algorithm, Hosts, checked_options
+from sparseallreduce.algorithms import AUTO, FLAT, Algorithm, Hosts, algorithm_of, checked_options
 from sparseallreduce.algorithms.agreement import Intent
 from sparseallreduce.algorithms.choose import choose, choose_levels, dense_bits, problem_of
 from sparseallreduce.algorithms.cost import Machine
 from sparseallreduce.algorithms.overlap import Overlap
+from sparseallreduce.algorithms.registration import as_name, term_of
 from sparseallreduce.algorithms.staging import staged
 from sparseallreduce.algorithms.steps import Schedule
 from sparseallreduce.errors import AlgorithmError, StreamTypeError
@@ -50,9 +51,9 @@ def make_call(stream: Any, op: Any, algorithm: Any, options: Mapping[str, Any]) 
             raise no_stream(stream)
         call = checked(stream, op, algorithm, dict(options))
         operator, chosen = operator_term(call, stream.dtype), tuple(call.options.items())
-        dtype, device = stream.dtype, stream.on_device
+        dtype, device, algorithm = stream.dtype, stream.on_device, term_of(call.algorithm)
         terms = _terms(
-            stream.size, dtype, stream.width, device, operator, call.algorithm, chosen, call.switch_density, call.machine, call.encoding
+            stream.size, dtype, stream.width, device, operator, algorithm, chosen, call.switch_density, call.machine, call.encoding
         )
         return call, Intent(terms, stream.stored)
     except BaseException as error:
@@ -89,17 +90,17 @@ def allreduce(
     """
     name, options = call.algorithm, call.options
     hosts = hosts or Hosts((tuple(range(ranks)),))
-    if name == AUTO or ALGORITHMS[name].by_hosts:
+    if name == AUTO or algorithm_of(name).by_hosts:
         machine = call.machine or machine or Machine()
         problem = problem_of(call.stream, sum(entries) / len(entries), len(entries), reduction, call.encoding, overlap, hosts)
         if name == AUTO:
             name = choose(problem, machine)
-        if ALGORITHMS[name].by_hosts:
-            levels = choose_levels(problem, machine) if ALGORITHMS[name].options else {}
+        if algorithm_of(name).by_hosts:
+            levels = choose_levels(problem, machine) if algorithm_of(name).options else {}
             levels |= {level: chosen for level, chosen in options.items() if chosen != AUTO}
             flat = {each: _cutting(algorithm, call.stream, overlap) for each, algorithm in FLAT.items()}
             options = {**levels, "hosts": hosts, "run": flat}
-    run = _cutting(ALGORITHMS[name], call.stream, overlap)
+    run = _cutting(algorithm_of(name), call.stream, overlap)
     schedule = run(reduction.enter(call.stream), rank, ranks, reduction, **options)
     if call.stream.on_device:
         schedule = staged(schedule, array_module(call.stream._stored), call.encoding.is_exact, call.stream.dtype)
@@ -109,7 +110,7 @@ def allreduce(
 
 def takes_samples(algorithm: str) -> bool:
     """Return True if the algorithm, or the choice of "auto", depends on the positions of the ranks' entries."""
-    return algorithm == AUTO or ALGORITHMS[algorithm].cuts != ""
+    return algorithm == AUTO or algorithm_of(algorithm).cuts != ""
 
 
 def _cutting(algorithm: Algorithm, stream: SparseStream, overlap: Overlap | None) -> Callable[..., Schedule]:
@@ -121,7 +122,7 @@ def _cutting(algorithm: Algorithm, stream: SparseStream, overlap: Overlap | None
 
 def arguments_of(call: Call) -> tuple[tuple[str, str], ...]:
     """Return the terms of the arguments other than streams and operator."""
-    return _arguments(call.algorithm, tuple(call.options.items()), call.switch_density, call.machine, call.encoding)
+    return _arguments(term_of(call.algorithm), tuple(call.options.items()), call.switch_density, call.machine, call.encoding)
 
 
 def memory_term(on_device: bool) -> tuple[str, str]:
@@ -178,7 +179,7 @@ def checked(stream: Any, op: Any, algorithm: Any, options: dict[str, Any]) -> Ca
             known = value is None and Machine._field_defaults[name] is None
             if not (known or (isinstance(value, Real) and float(value) >= 0)):
                 raise AlgorithmError(f"machine has {name}={value!r}: its constants are numbers, 0 or more")
-    operator = as_operator(op)
+    operator, algorithm = as_operator(op), as_name(algorithm)
     encoding = _encoding(options, operator)
     return Call(stream, operator, algorithm, checked_options(algorithm, options), density, machine, encoding)
 

@@ -15,11 +15,13 @@ from sparseallreduce.streams.stream import SparseStream, index_dtype
 from sparseallreduce.streams.wire import Encoding
 
 __all__ = [
+    "CANDIDATES",
     "LONG",
     "choose",
     "choose_levels",
     "choose_shortcut",
     "dense_bits",
+    "forget_choices",
     "informed",
     "is_worth_a_sample",
     "predicted_times",
@@ -28,8 +30,8 @@ __all__ = [
 ]
 
 LONG = 3e-4  # samples are worth their time if receiving the entries of all other ranks takes at least this many seconds
-# In the order of preference among equals.
-_CANDIDATES = (
+#: What "auto" selects from, in the order of preference among equals; registered algorithms that have a cost follow.
+CANDIDATES = [
     "ssar_recursive_doubling",
     "ssar_split_allgather",
     "dense",
@@ -37,7 +39,7 @@ _CANDIDATES = (
     "dsar_early_switch",
     "allgather",
     "ssar_ring",
-)
+]
 
 
 def choose(problem: Problem, machine: Machine) -> str:
@@ -63,7 +65,7 @@ def choose_shortcut(problem: Problem, machine: Machine, predicted: Mapping[str, 
 
 def predicted_times(problem: Problem, machine: Machine) -> dict[str, float]:
     """Return the expected seconds of each algorithm."""
-    times = {name: predicted_time(name, problem, machine) for name in _CANDIDATES}
+    times = {name: predicted_time(name, problem, machine) for name in CANDIDATES}
     if problem.hosts > 1 and problem.lanes > 1:
         times["hierarchical"] = predicted_time("hierarchical", problem, machine)
     return times
@@ -72,7 +74,7 @@ def predicted_times(problem: Problem, machine: Machine) -> dict[str, float]:
 def choose_levels(problem: Problem, machine: Machine) -> dict[str, str]:
     """Return the options ``inner`` and ``outer`` of the hierarchical algorithm that are expected to be fastest."""
     outer = outer_problem(problem)
-    return {"inner": SPLIT, "outer": choose(outer, machine) if outer.ranks > 1 else _CANDIDATES[0]}
+    return {"inner": SPLIT, "outer": choose(outer, machine) if outer.ranks > 1 else CANDIDATES[0]}
 
 
 def is_worth_a_sample(stream: SparseStream, entries: float, ranks: int, machine: Machine, all_near: bool, least: float = LONG) -> bool:
@@ -150,6 +152,11 @@ def informed(problem: Problem, overlap: Overlap) -> Problem:
         early_blocks=spread.parts(0, problem.size, group * groups, 8 * problem.value_bytes, group).figures,
         host_parts=spread.parts(0, problem.size, problem.lanes).figures,
     )
+
+
+def forget_choices() -> None:
+    """Forget what has been chosen, because there are other algorithms now."""
+    _best.cache_clear()
 
 
 @lru_cache(maxsize=4096)

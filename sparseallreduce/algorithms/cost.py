@@ -6,6 +6,7 @@ inputs choose the same algorithm.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -29,6 +30,7 @@ __all__ = [
     "predicted_time",
     "rounds",
     "sent_bytes",
+    "set_model",
     "shared_split_time",
     "split_time",
     "step_time",
@@ -218,7 +220,7 @@ def predicted_time(name: str, problem: Problem, machine: Machine) -> float:
     Parameters
     ----------
     name : str
-        One of :func:`~sparseallreduce.algorithms.algorithms`, except "auto".
+        One of :func:`~sparseallreduce.algorithms.algorithms`, except "auto". NaN is returned for a registered algorithm without a cost.
     problem : Problem
     machine : Machine
 
@@ -227,7 +229,15 @@ def predicted_time(name: str, problem: Problem, machine: Machine) -> float:
     With gamma = 0 and sparse streams at uniformly random positions these are the expected bandwidths of thesis table 3.1; ranks in excess
     of a power of two add one message at each end, for the algorithms that need it.
     """
-    return _MODELS[name](problem, machine)
+    model = _MODELS.get(name)
+    return math.nan if model is None else model(problem, machine)
+
+
+def set_model(name: str, model: Callable[[Problem, Machine], float] | None) -> None:
+    """Set the function that returns the time of a registered algorithm, or remove it."""
+    _MODELS.pop(name, None)
+    if model is not None:
+        _MODELS[name] = model
 
 
 def shared_split_time(problem: Problem, machine: Machine) -> float:
@@ -251,7 +261,7 @@ def sent_bytes(name: str, problem: Problem, machine: Machine) -> float:
 
 def copy_time(name: str, problem: Problem, machine: Machine) -> float:
     """Return the part of the predicted seconds spent on copies between GPU and host, without overlap; 0 for streams on the host."""
-    if not problem.on_device:
+    if not problem.on_device or name not in _MODELS:
         return 0.0
     return max(_MODELS[name](problem, machine) - _MODELS[name](problem, without_copies(machine)), 0.0)
 

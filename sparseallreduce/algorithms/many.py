@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
-from sparseallreduce.algorithms import ALGORITHMS, Hosts
+from sparseallreduce.algorithms import Hosts, algorithm_of
 from sparseallreduce.algorithms.agreement import STREAMS, Intent, digest_of
 from sparseallreduce.algorithms.allreduce import Call, allreduce, arguments_of, checked, memory_term, operator_term, takes_samples
 from sparseallreduce.algorithms.choose import is_worth_a_sample
@@ -74,7 +74,7 @@ def allreduce_list(
     entries: list[Sequence[int]] = [()] * groups
     overlaps: list[Overlap | None] = [None] * groups
     algorithm = call.call.algorithm
-    if groups and ranks > 1 and (takes_samples(algorithm) or ALGORITHMS[algorithm].by_hosts):
+    if groups and ranks > 1 and (takes_samples(algorithm) or algorithm_of(algorithm).by_hosts):
         layout = struct.Struct(f"<{groups}q")
         records: list[bytes] = yield Share(layout.pack(*[stream.stored for stream in call.fused]))
         entries = list(zip(*map(layout.unpack, records), strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from sparseallreduce.streams.operator import SUM, Operator
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 
-__all__ = ["Taken", "machine_of", "capacity_of", "taken_by_auto"]
+__all__ = ["Taken", "capacity_of", "known_time", "machine_of", "taken_by_auto"]
 
 
 class Taken(NamedTuple):
@@ -26,6 +27,11 @@ class Taken(NamedTuple):
 
     def __str__(self) -> str:
         return self.algorithm + " in shared memory" * self.shared
+
+
+def known_time(seconds: float) -> float | None:
+    """Return a time of the cost model; None if the algorithm has no cost function, for which the model returns NaN."""
+    return None if math.isnan(seconds) else float(seconds)
 
 
 def machine_of(comm: Any) -> Machine | None:

@@ -20,7 +20,7 @@ from sparseallreduce.cli import simulate_collectives, simulate_lossy
 from sparseallreduce.cli.collectives_option import collective_option
 from sparseallreduce.cli.hosts_options import hosts_of, hosts_options
 from sparseallreduce.cli.lossy_options import lossy_options
-from sparseallreduce.cli.network import taken_by_auto
+from sparseallreduce.cli.network import known_time, taken_by_auto
 from sparseallreduce.cli.numbers import Whole
 from sparseallreduce.cli.progress import progress_bar, progress_option
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, write_report
@@ -204,7 +204,7 @@ def _row(
         "algorithm": name,
         "chosen": chosen,
         "time": out.time,
-        "predicted_time": predicted_time(chosen or name, problem, machine) if ranks > 1 else 0.0,
+        "predicted_time": known_time(predicted_time(chosen or name, problem, machine)) if ranks > 1 else 0.0,
         "predicted_copies": copy_time(chosen or name, problem, machine) if ranks > 1 else 0.0,
         "bytes_sent": {"max": int(out.bytes_sent.max()), "mean": float(out.bytes_sent.mean())},
         "header_bytes": {"max": int(out.header_bytes.max()), "mean": float(out.header_bytes.mean())},
@@ -261,7 +261,7 @@ def _cells(row: dict[str, Any], copied: bool) -> dict[str, str]:
     return {
         "name": row["algorithm"],
         "time": f"{1e6 * row['time']:,.2f}",
-        "predicted": f"{1e6 * row['predicted_time']:,.2f}",
+        "predicted": "" if row["predicted_time"] is None else f"{1e6 * row['predicted_time']:,.2f}",
         "copies": f"{1e6 * row['predicted_copies']:,.2f}" if copied else "",
         "sent": f"{row['bytes_sent']['max'] / 1e3:,.2f}",
         "mean": f"{row['bytes_sent']['mean'] / 1e3:,.2f}",

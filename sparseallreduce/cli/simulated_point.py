@@ -12,7 +12,7 @@ import sparseallreduce as sar
 from sparseallreduce.algorithms import AUTO
 from sparseallreduce.algorithms.choose import problem_of
 from sparseallreduce.algorithms.cost import Machine, predicted_time
-from sparseallreduce.cli.network import taken_by_auto
+from sparseallreduce.cli.network import known_time, taken_by_auto
 from sparseallreduce.cli.sweep import Setting
 from sparseallreduce.cli.synthetic import draw_positions, draw_values, entries_of, largest_deviation
 from sparseallreduce.runtime.simulator import machine_of, same_bits
@@ -32,8 +32,8 @@ def network_of(machine: Machine) -> sar.Network:
     return sar.Network(machine.alpha, 1 / machine.beta, machine.gamma, machine.gamma_dense)
 
 
-def predicted(name: str, setting: Setting, dtype: str, op: str, machine: Machine) -> float:
-    """Return the cost model's prediction of an algorithm's time in seconds, for uniformly random positions."""
+def predicted(name: str, setting: Setting, dtype: str, op: str, machine: Machine) -> float | None:
+    """Return the cost model's prediction of an algorithm's time in seconds, for uniformly random positions; None if it has no cost."""
     if setting.ranks == 1 or setting.size == 0:
         return 0.0
     entries, reduction = entries_of(setting.size, setting.density), Reduction(as_operator(op))
@@ -41,7 +41,7 @@ def predicted(name: str, setting: Setting, dtype: str, op: str, machine: Machine
     problem = problem_of(empty, entries, setting.ranks, reduction)._replace(entries=entries)
     if name == AUTO:
         name = taken_by_auto(machine, setting.size, entries, setting.ranks, dtype, as_operator(op)).algorithm
-    return float(predicted_time(name, problem, machine))
+    return known_time(predicted_time(name, problem, machine))
 
 
 def simulated_point(setting: Setting, names: Sequence[str], dtype: str, op: str, network: sar.Network, seed: int) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from sparseallreduce.streams.wire.values import VALUE_CODECS, quantised
 
 __all__ = ["TopkA"]
 
-_CODECS = ("exact", *(codec.name for codec in VALUE_CODECS.values()))
 
 
 class TopkA(LocalSelection):
@@ -69,8 +68,9 @@ class TopkA(LocalSelection):
         value_codec: str = "exact",
         seed: int = 0,
     ) -> None:
-        if value_codec not in _CODECS:
-            raise AlgorithmError(f"there is no value_codec {value_codec!r} of reducers: there are {', '.join(_CODECS)}")
+        codecs = ["exact", *(codec.name for codec in VALUE_CODECS.values())]
+        if value_codec not in codecs:
+            raise AlgorithmError(f"there is no value_codec {value_codec!r} of reducers: there are {', '.join(codecs)}")
         self.value_codec, self.seed = value_codec, seed
         super().__init__(size, k, selector=selector, hosts=hosts)
 

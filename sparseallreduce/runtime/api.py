@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Unpack, overload
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from sparseallreduce.runtime import communicators
 from sparseallreduce.runtime.launching import leave
@@ -28,7 +29,7 @@ def allreduce(
     stream: SparseStream,
     comm: MPI.Intracomm | SerialCommunicator | None = None,
     op: str | Operator | MPI.Op = "sum",
-    algorithm: str = "auto",
+    algorithm: str | Callable[..., Any] = "auto",
     **options: Unpack[OperationOptions],
 ) -> SparseStream: ...
 
@@ -38,7 +39,7 @@ def allreduce(
     stream: Streams,
     comm: MPI.Intracomm | SerialCommunicator | None = None,
     op: str | Operator | MPI.Op = "sum",
-    algorithm: str = "auto",
+    algorithm: str | Callable[..., Any] = "auto",
     **options: Unpack[OperationOptions],
 ) -> list[SparseStream]: ...
 
@@ -47,7 +48,7 @@ def allreduce(
     stream: SparseStream | Streams,
     comm: MPI.Intracomm | SerialCommunicator | None = None,
     op: str | Operator | MPI.Op = "sum",
-    algorithm: str = "auto",
+    algorithm: str | Callable[..., Any] = "auto",
     **options: Unpack[OperationOptions],
 ) -> SparseStream | list[SparseStream]:
     """Reduce the streams of all ranks element by element and return the result on every rank (thesis section 3.1).
@@ -61,8 +62,8 @@ def allreduce(
         The communicator, by default ``MPI.COMM_WORLD``, or ``SERIAL`` if mpi4py is not installed. The library communicates on a duplicate.
     op : str, Operator or mpi4py.MPI.Op
         "sum", "prod", "min" or "max" over the entries present, "mean" (of floats), or an :class:`~sparseallreduce.Operator`.
-    algorithm : str
-        One of :func:`~sparseallreduce.algorithms`. "auto" selects the one that the cost model expects to be fastest.
+    algorithm : str or callable
+        One of :func:`~sparseallreduce.algorithms` ("auto": what the cost model expects to be fastest), or a schedule function.
     **options
         ``switch_density``: density above which a stream becomes dense, by default and at most where the dense form is smaller.
         ``group_size``: group size of ``dsar_early_switch``, 8 by default. ``timeout``: seconds, as in :meth:`Request.wait`. ``machine``: a
@@ -80,8 +81,8 @@ def allreduce(
     ------
     SparseAllreduceError
         The same error on every rank: StreamTypeError or AlgorithmError if any rank passes bad arguments, MismatchError if they differ
-        between ranks, and an error that names the rank if one fails: out of memory, in an operator, or by Ctrl-C (KeyboardInterrupt there).
-        A rank that already has the result returns it; all ranks then raise in the next operation, and the one after that works.
+        between ranks, and an error that names the rank if one fails: out of memory, in an operator, or by Ctrl-C. A rank that already has
+        the result returns it; all ranks then raise in the next operation, and the one after that works.
 
     Examples
     --------
@@ -109,7 +110,7 @@ def iallreduce(
     stream: SparseStream | Streams,
     comm: MPI.Intracomm | SerialCommunicator | None = None,
     op: str | Operator | MPI.Op = "sum",
-    algorithm: str = "auto",
+    algorithm: str | Callable[..., Any] = "auto",
     **options: Unpack[RequestOptions],
 ) -> Request:
     """Start an :func:`allreduce` and return a request immediately (thesis section 4.1.5).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Unpack
 
 from sparseallreduce.algorithms.agreement import Intent
@@ -33,7 +34,7 @@ def allreduce_init(
     stream: SparseStream | Streams,
     comm: MPI.Intracomm | SerialCommunicator | None = None,
     op: str | Operator | MPI.Op = "sum",
-    algorithm: str = "auto",
+    algorithm: str | Callable[..., Any] = "auto",
     fixed_indices: bool = False,
     **options: Unpack[RequestOptions],
 ) -> Plan:
@@ -77,7 +78,7 @@ def allreduce_init(
         return _planned(stream, comm, op, algorithm, fixed_indices, options)  # type: ignore[arg-type]
 
 
-def _planned(stream: Any, comm: Any, op: Any, algorithm: str, fixed_indices: bool, options: dict[str, Any]) -> Plan:
+def _planned(stream: Any, comm: Any, op: Any, algorithm: Any, fixed_indices: bool, options: dict[str, Any]) -> Plan:
     progress = options.pop("progress", "manual")
     is_list = isinstance(stream, list | tuple)
     make: Any = make_list_call if is_list else make_call
@@ -96,7 +97,7 @@ def _planned(stream: Any, comm: Any, op: Any, algorithm: str, fixed_indices: boo
     return FixedPlan(common, is_list, fusion, groups)
 
 
-def _fault(call: Any, is_list: bool, algorithm: str, fixed_indices: bool) -> Exception | None:
+def _fault(call: Any, is_list: bool, algorithm: Any, fixed_indices: bool) -> Exception | None:
     """Return an error if a plan cannot have these arguments, otherwise None."""
     fault = unfit(call.call if is_list else call, algorithm) if fixed_indices else None
     return None if fault is None else AlgorithmError(fault)
@@ -107,7 +108,7 @@ class FreePlan(Plan):
 
     _fixed_indices = False
 
-    def __init__(self, common: Common, stream: Any, op: Any, algorithm: str, options: dict[str, Any]) -> None:
+    def __init__(self, common: Common, stream: Any, op: Any, algorithm: Any, options: dict[str, Any]) -> None:
         super().__init__(common)
         self._is_list = isinstance(stream, list | tuple)
         streams = stream if self._is_list else [stream]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sparseallreduce.algorithms import ALGORITHMS, AUTO
+from sparseallreduce.algorithms import AUTO, algorithm_of
 from sparseallreduce.algorithms.agreement import Intent, digest_of
 from sparseallreduce.algorithms.allreduce import Call, allreduce, takes_samples
 from sparseallreduce.algorithms.choose import LONG, is_worth_a_sample, rounded
@@ -104,7 +104,7 @@ class Signature(Work):
     def takes_collectives(self) -> bool:
         """Return True if the algorithm may call MPI collectives; for "auto" this is assumed."""
         algorithm = self._call.algorithm
-        return algorithm == AUTO or takes_collective(self._channel, ALGORITHMS[algorithm].dense_steps)
+        return algorithm == AUTO or takes_collective(self._channel, algorithm_of(algorithm).dense_steps)
 
     def schedule(self, stream: SparseStream | None, entries: Sequence[int], notes: Sequence[bytes] = ()) -> Schedule:
         assert stream is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Unpack
 
 from sparseallreduce.algorithms.allreduce import Call, allreduce, make_call
@@ -28,7 +28,7 @@ __all__ = ["simulate"]
 
 def simulate(
     streams: Sequence[Any],
-    algorithm: str | Sequence[SimulatedReducer] = "auto",
+    algorithm: str | Callable[..., Schedule] | Sequence[SimulatedReducer] = "auto",
     network: Network | None = None,
     op: str | Operator = "sum",
     *,
@@ -81,7 +81,7 @@ def simulate(
     other = Collective.named(collective, root, bounds, join)
     if other is not None:
         return simulate_collective(streams, other, algorithm, network, op, delivery, through_wire, options)
-    if not isinstance(algorithm, str):
+    if not isinstance(algorithm, str) and not callable(algorithm):
         return simulate_reducers(streams, algorithm, network, delivery, through_wire)
     if any(isinstance(stream, list | tuple) for stream in streams):
         return simulate_lists(streams, algorithm, network, op, delivery, through_wire, options)
@@ -90,7 +90,7 @@ def simulate(
 
 def _simulate_streams(
     streams: Sequence[Any],
-    algorithm: str,
+    algorithm: Any,
     network: Network,
     op: str | Operator,
     delivery: int | Chooser | None,
@@ -110,7 +110,7 @@ def _simulate_streams(
 
 
 def _agreed_calls(
-    streams: Sequence[Any], op: str | Operator, algorithm: str, options: Mapping[str, Any]
+    streams: Sequence[Any], op: str | Operator, algorithm: Any, options: Mapping[str, Any]
 ) -> tuple[list[Call], tuple[int, ...]]:
     """Return the call of each rank, and the number of entries of each."""
     made = [make_call(stream, op, algorithm, options) for stream in streams]

@@ -22,7 +22,7 @@ __all__ = ["simulate_lists"]
 
 def simulate_lists(
     lists: Sequence[Any],
-    algorithm: str,
+    algorithm: Any,
     network: Network,
     op: str | Operator,
     delivery: int | Chooser | None,

@@ -43,9 +43,8 @@ class IndexCodec(Protocol):
 PLAIN, BITMAP, GAPS = Plain(), Bitmap(), Gaps()
 INDEX_CODECS: dict[int, IndexCodec] = {codec.number: codec for codec in (PLAIN, BITMAP, GAPS)}
 _LEAST_GAIN = 0.9  # non-zeros and a bitmap are used if they take at most this fraction of a dense stream's bytes
-INDEX_NAMES = (*(codec.name for codec in INDEX_CODECS.values()), "auto")
-VALUE_NAMES = ("exact", *(codec.name for codec in VALUE_CODECS.values() if codec.name not in BIASED))  # of sums
-_BY_NAME = {codec.name: codec for codec in INDEX_CODECS.values()}
+INDEX_NAMES = [*(codec.name for codec in INDEX_CODECS.values()), "auto"]
+VALUE_NAMES = ["exact", *(codec.name for codec in VALUE_CODECS.values() if codec.name not in BIASED)]  # of sums
 
 
 class Encoding(NamedTuple):
@@ -92,7 +91,7 @@ class Encoding(NamedTuple):
         """Return the index codec for many indices at a density; plain indices if the requested codec would take more bytes."""
         if self.index_codec == "auto":
             return min(INDEX_CODECS.values(), key=lambda codec: codec.bytes_each(density, index_bytes) * byte_seconds + codec.seconds)
-        codec = _BY_NAME[self.index_codec]
+        codec = next(codec for codec in INDEX_CODECS.values() if codec.name == self.index_codec)
         return PLAIN if codec.bytes_each(density, index_bytes) > index_bytes else codec
 
 

@@ -136,7 +136,7 @@ def _aligned(octets: Bytes, dtype: Any) -> NDArray[Any]:
 VALUE_CODECS: dict[int, ValueCodec] = {
     codec.number: codec for codec in (Halves(1, "float16"), Halves(2, "bfloat16"), QSGD(3, 8), QSGD(4, 4), TwoLevels())
 }
-BIASED = (TwoLevels.name,)  # only for use with error feedback
+BIASED = [TwoLevels.name]  # only for use with error feedback
 
 
 def decoded(stream: SparseStream) -> SparseStream:
