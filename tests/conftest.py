@@ -12,6 +12,8 @@ from pathlib import Path
 
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"):
     os.environ.setdefault(variable, "1")  # before anything imports NumPy or numba
+for variable in ("COLUMNS", "LINES"):
+    os.environ.pop(variable, None)  # which readline sets in the processes of pytest-xdist, as if there were a terminal
 if "SPARSEALLREDUCE_CACHE" not in os.environ:
     os.environ["SPARSEALLREDUCE_CACHE"] = tempfile.mkdtemp(prefix="sparseallreduce-")
     atexit.register(shutil.rmtree, os.environ["SPARSEALLREDUCE_CACHE"], ignore_errors=True)

@@ -124,12 +124,12 @@ def test_explain_shows_samples_in_the_order_asked_for(files):
 @pytest.mark.parametrize(
     "rows,said",
     [
-        ("0", "'0' is no number"),
-        ("5-2", "is no number"),
-        ("a", "is no number"),
+        ("0", "'0' is neither a sample number from 1"),
+        ("5-2", "is neither a sample number from 1"),
+        ("a", "is neither a sample number from 1"),
         ("4", "no sample 4"),
-        ("1-1e6", "is no number"),
-        ("1-999999", "too many"),
+        ("1-1e6", "is neither a sample number from 1"),
+        ("1-999999", "at most 10,000 samples"),
     ],
 )
 def test_rows_that_there_are_none_of_are_said(files, rows, said):

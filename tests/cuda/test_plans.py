@@ -55,8 +55,8 @@ def test_values_alone_are_taken_from_the_device():
     other = SparseStream([1, 5, 10], [1.0, 2.0, 3.0], SIZE)
     for wrong, error, text in (
         (np.ones(3), StreamTypeError, r"streams on a GPU, but was given one on the host.*to_device"),
-        ([1.0, 2.0, 3.0], StreamTypeError, "lies on the host"),
-        (stream.to_host(), StreamTypeError, "lies on the host"),
+        ([1.0, 2.0, 3.0], StreamTypeError, "was given one on the host"),
+        (stream.to_host(), StreamTypeError, "was given one on the host"),
         (xp.zeros(4), StreamError, "shape"),
         (xp.zeros(3, np.complex64), StreamTypeError, "complex64"),
         (other.to_device(xp), StreamError, "are not the 3 of the plan"),

@@ -45,7 +45,7 @@ def test_what_the_library_and_the_environment_say(library, environment, used, wh
 
 
 def test_a_word_that_means_nothing_is_an_error():
-    with pytest.raises(StreamError, match="SPARSEALLREDUCE_CUDA_MPI is 1 if MPI takes memory of a GPU"):
+    with pytest.raises(StreamError, match="SPARSEALLREDUCE_CUDA_MPI is 1 if MPI can use GPU memory"):
         found_out(OpenMPI(1), {"SPARSEALLREDUCE_CUDA_MPI": "yes"})
 
 

@@ -142,7 +142,7 @@ def test_a_dense_sum_has_the_dense_form_and_its_zeros_each_time():
     "given,error,text",
     [
         ([1.0], sar.StreamError, "takes values of shape"),
-        ([1j, 2], sar.StreamTypeError, "the values are of complex128"),
+        ([1j, 2], sar.StreamTypeError, "for values of float64, not complex128"),
         (sar.SparseStream([1, 5], [1.0, 2.0], 8), sar.StreamError, "the 2 indices of the stream differ from the 2 of the plan"),
         (sar.SparseStream([1], [1.0], 8), sar.StreamError, "the 1 indices"),
         (sar.SparseStream([1, 4], [1.0, 2.0], 9), sar.StreamError, "are not those of the plan"),

@@ -59,12 +59,12 @@ REFUSED = {
     "no algorithm": (
         lambda: sar.allreduce(STREAM, SERIAL, algorithm=None),
         AlgorithmError,
-        f"unknown algorithm None: use one of {', '.join(sar.algorithms())}",
+        f"unknown algorithm None: use one of {', '.join(sar.algorithms())}, or a schedule function",
     ),
     "an array for algorithm": (
         lambda: sar.allreduce(STREAM, SERIAL, algorithm=np.array(["dense", "auto"])),
         AlgorithmError,
-        f"unknown algorithm array(['dense', 'auto'], dtype='<U5'): use one of {', '.join(sar.algorithms())}",
+        f"unknown algorithm array(['dense', 'auto'], dtype='<U5'): use one of {', '.join(sar.algorithms())}, or a schedule function",
     ),
     "unknown operator": (
         lambda: sar.allreduce(STREAM, SERIAL, op="median"),

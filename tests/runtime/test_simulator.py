@@ -299,7 +299,7 @@ REFUSED = {
     "unknown algorithm": (
         lambda: sar.simulate([stream()] * 3, "fast"),
         AlgorithmError,
-        f"unknown algorithm 'fast': use one of {', '.join(sar.algorithms())}",
+        f"unknown algorithm 'fast': use one of {', '.join(sar.algorithms())}, or a schedule function",
     ),
     "unknown operator": (
         lambda: sar.simulate([stream()] * 3, op="median"),
