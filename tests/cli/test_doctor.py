@@ -63,7 +63,7 @@ def test_ranks_and_network_under_mpiexec(mpi_run, tmp_path):
     assert (ran.returncode != 0) == bool(results["problems"]), (ran.stdout, ran.stderr)
     assert len(results["processes"]) == 3
     assert results["network"]["alpha"] > 0 and not any("device" in name or "to_host" in name for name in results["network"])
-    assert results["shared_memory"] == ("in through shared memory" in ran.stdout)
+    assert results["shared_memory"] == ("  through shared memory" in ran.stdout)
     assert results["shared_memory"] != ("by messages" in ran.stdout)
     assert ("large pages" in ran.stdout) == (results["shared_memory"] and results["shared_large_pages"] is not None)
     assert results["mpi"]["standard"]

@@ -59,8 +59,8 @@ def test_values_alone_are_taken_from_the_device():
         (stream.to_host(), StreamTypeError, "was given one on the host"),
         (xp.zeros(4), StreamError, "shape"),
         (xp.zeros(3, np.complex64), StreamTypeError, "complex64"),
-        (other.to_device(xp), StreamError, "are not the 3 of the plan"),
-        (SparseStream.from_dense(other.to_dense()).to_device(xp), StreamError, "are not the 3 of the plan"),
+        (other.to_device(xp), StreamError, "differ from the 3 of the plan"),
+        (SparseStream.from_dense(other.to_dense()).to_device(xp), StreamError, "differ from the 3 of the plan"),
         (SparseStream([1], [1.0], 9).to_device(xp), StreamError, "size, dtype or width"),
     ):
         plan.start(wrong)

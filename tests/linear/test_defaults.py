@@ -59,7 +59,7 @@ def test_no_penalty_is_an_infinite_c():
         ({"C": 0.0}, "C must be above 0"),
         ({"l1_ratio": 2}, "l1_ratio must be between"),
         ({"penalty": "ridge"}, "penalty must be one of"),
-        ({"n_jobs": 2, "threads": 2}, "n_jobs=2 and threads=2 say the same"),
+        ({"n_jobs": 2, "threads": 2}, "n_jobs=2 and threads=2 mean the same"),
         ({"n_jobs": 0}, "n_jobs must be"),
         ({"scale_features": "yes"}, "scale_features must be"),
         ({"solver": "dual", "C": np.inf}, "needs an L2 penalty, but C is inf"),

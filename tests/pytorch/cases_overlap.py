@@ -74,7 +74,7 @@ def case_what_comes_after_a_sum_has_begun_is_an_error_on_all_ranks(comm, where, 
             backward(model, comm.rank, 3)
         else:
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
-    with pytest.raises(sar.AlgorithmError, match="twice in one step" if what == "twice" else "was changed after its sum had begun"):
+    with pytest.raises(sar.AlgorithmError, match="twice in a step" if what == "twice" else "was changed after its sum had begun"):
         optimizer.step()
     assert bits(model) == before
     optimizer_steps(comm, model, optimizer, 2)
