@@ -115,7 +115,7 @@ class Operator:
         if dtype.kind == "c" and self.name in _ORDERED:
             raise StreamTypeError(f"{dtype} values have no order, and so no {self.name}: reduce their magnitudes")
         if self.is_mean and dtype.kind in "iu":
-            raise StreamTypeError(f"the mean of {dtype} values is no {dtype}: convert them to floats, or divide the result of op='sum'")
+            raise StreamTypeError(f"the mean of {dtype} values is not {dtype}: convert them to floats, or divide the result of op='sum'")
         if self.name in _KNOWN:
             return self.name
         try:

@@ -294,7 +294,7 @@ def case_parameters_of_rounds_that_are_wrong_on_one_rank_are_the_same_error_on_a
     X, y = problem(LogisticRegression, 2)
     own = share(comm)
     wrong = {"l2": 0.0} if comm.rank == 1 else {}
-    assert "needs a penalty" in told(comm, lambda: LogisticRegression(comm=comm, solver="cocoa", **wrong).fit(X[own], y[own]))
+    assert "needs an L2 penalty" in told(comm, lambda: LogisticRegression(comm=comm, solver="cocoa", **wrong).fit(X[own], y[own]))
     other = "sgd" if comm.rank == 1 else "cocoa"
     assert "solver is" in told(comm, lambda: LogisticRegression(comm=comm, solver=other).fit(X[own], y[own]), MismatchError)
 
