@@ -44,7 +44,7 @@ def check_codec(codec: ValueCodec | IndexCodec, *, biased: bool = False, example
     >>> print(check_codec(GAPS, examples=50))
     codec 'gaps': all promises hold
       positions are read back as they were written                          50 examples
-      bytes are refused that are not those of so many positions             98 examples
+      bytes are refused that are not those of so many positions             78 examples
     """
     report, rng = Report(f"codec {getattr(codec, 'name', codec)!r}"), np.random.default_rng(seed)
     for example in range(examples):

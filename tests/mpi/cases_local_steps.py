@@ -103,11 +103,12 @@ def case_states_go_on_with_another_number_of_ranks(comm, kind):
     local = KINDS[kind](weights, fewer, delay=2) if comm.rank < comm.size - 1 else None
     if local is not None:
         advance(weights, local, comm.rank, 5)
-    state, parameters = comm.bcast((local.state(), weights) if comm.rank == 0 else None)
+    own = None if local is None else local.state()  # on all of their ranks: it waits for the sum in flight
+    state, parameters = comm.bcast((own, weights) if comm.rank == 0 else None)
     again = np.ones(SIZE, np.float32)
     more = KINDS[kind](again, comm, delay=2)
     again[:] = weights if local is not None else parameters
-    more.restore(state if local is None else local.state())
+    more.restore(state if own is None else own)
     assert (more.steps, more.sums) == (5, 0)
     advance(again, more, comm.rank, 6, 5)
     more.synchronize()

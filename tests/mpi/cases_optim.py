@@ -17,7 +17,7 @@ from sparseallreduce.runtime.serial import SerialCommunicator
 from sparseallreduce.streams import selection
 
 RANKS = (1, 3)
-ALL = [getattr(optim, name) for name in optim.__all__ if name.endswith("SGD")]
+ALL = [getattr(optim, name) for name in optim.__all__ if name.endswith("SGD") and name != "LocalSGD"]
 SHAPES = [(20, 30), (30,), (7, 5)]
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils, config, errors
+from numba.core import cgutils, config, errors, event
 from numba.core.compiler_lock import global_compiler_lock
 from numba.cuda import libdevice
 from numba.extending import intrinsic
@@ -56,7 +56,28 @@ def test_no_other_private_module_is_imported():
     tried_here = {("numba.core", "config", ""), ("numba.core", "cgutils", ""), ("numba.core.errors", "NumbaWarning", "")}
     tried_here |= {("numba.core.compiler_lock", "global_compiler_lock", ""), ("numba.cuda", "libdevice", "")}
     tried_here |= {("numba.cuda.cudadrv.devicearray", "FakeCUDAArray", "")}
+    tried_here |= {("numba.core", "event", ""), ("numba.core.event", "Listener", "")}
     assert used == tried_here, "whatever is imported from numba's private modules gets a test in this file"
+
+
+def test_listeners_are_told_of_compilations():
+    """The command line announces them (sparseallreduce/cli/compiling.py)."""
+    told = []
+
+    class Noting(event.Listener):
+        def on_start(self, event):
+            told.append("start")
+
+        def on_end(self, event):
+            told.append("end")
+
+    listener = Noting()
+    event.register("numba:compile", listener)
+    try:
+        numba.njit(lambda value: value + 1)(1)
+    finally:
+        event.unregister("numba:compile", listener)
+    assert told[:1] == ["start"] and told.count("start") == told.count("end")
 
 
 def code(function, **options):

@@ -270,7 +270,7 @@ def test_a_codec_that_is_unknown_or_not_for_such_values_is_named():
     for changes, text in (
         ({"index_codec": 9}, "positions in unknown form 9"),
         ({"value_codec": 9}, "values in form 9, which is unknown"),
-        ({"value_codec": 1}, "values of int32 in form 1, which they have not"),
+        ({"value_codec": 1}, "values of int32 in form 1, which is impossible"),
         ({"count": 0, "payload": 0}, "a piece of a message is empty"),
         ({"first": 1, "count": 2}, "does not follow 0 entries"),
     ):
