@@ -435,7 +435,7 @@ def case_an_optimiser_that_exists_is_taken_over_with_the_state_of_rank_0(comm):
 def case_a_mistake_about_an_optimiser_that_exists_is_raised_on_all_ranks(comm, where):
     inner = torch.optim.SGD(net().parameters(), 0.1)
     options = {"lr": 0.2} if comm.rank == where else {}
-    with pytest.raises(sar.AlgorithmError, match="lr is a setting of the optimiser that is taken over"):
+    with pytest.raises(sar.AlgorithmError, match="lr is a setting of the existing optimiser"):
         distributed(inner, "oktopk", comm=comm, **options)
     distributed(inner, "oktopk", comm=comm)
 

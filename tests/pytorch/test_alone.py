@@ -243,7 +243,7 @@ def test_an_optimiser_that_exists_goes_on_with_its_state_and_its_scheduler(base,
 @pytest.mark.parametrize(
     "wrap, message",
     [
-        (lambda optimizer: distributed(optimizer, lr=0.2, comm=sar.SERIAL), "lr is a setting of the optimiser that is taken over"),
+        (lambda optimizer: distributed(optimizer, lr=0.2, comm=sar.SERIAL), "lr is a setting of the existing optimiser"),
         (lambda optimizer: distributed(optimizer, weight_decay=0.2, comm=sar.SERIAL), "weight_decay is a setting"),
         (lambda optimizer: distributed(optimizer, dennsity=0.2, comm=sar.SERIAL), "dennsity"),
         (lambda optimizer: distributed(distributed(optimizer, comm=sar.SERIAL), comm=sar.SERIAL), "sums gradients over the ranks already"),
