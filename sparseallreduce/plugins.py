@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable
+from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -28,9 +29,15 @@ def load(group: str, register: Callable[[str, Any], None]) -> None:
     """
     if os.environ.get(OFF) == "0":
         return
-    for entry in sorted(entry_points(group=f"sparseallreduce.{group}")):
+    for entry in sorted(_installed().select(group=f"sparseallreduce.{group}")):
         try:
             register(entry.name, entry.load())
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
             warnings.warn(f"the extension {entry.name} = {entry.value} of {group} is left out: {what}", RuntimeWarning, stacklevel=2)
+
+
+@cache
+def _installed() -> Any:
+    """Return the entry points of all installed packages; reading them takes longest, and is done once."""
+    return entry_points()

@@ -43,7 +43,7 @@ class Algorithm(NamedTuple):
     options: Mapping[str, Callable[[Any], bool]] = {}  # for each option, a function that checks its value
     by_hosts: bool = False  # whether it takes the layout of hosts and the other algorithms
     cuts: str = ""  # how it gathers parts, "sparse" or "dense", if it accepts a cut of the index space
-    cost: Callable[..., float] | None = None  # of a registered algorithm: expected seconds for (problem, machine)
+    cost: Callable[..., float] | None = None  # for registration: expected seconds for (problem, machine)
     term: str = ""  # where a registered algorithm is defined, which ranks compare with its name
 
 

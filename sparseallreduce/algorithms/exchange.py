@@ -204,5 +204,5 @@ def rounds_in_step(ranks: int) -> int:
 
 
 def _is_large(held: int, ranks: int) -> bool:
-    """Whether ranks tell each other that they are ready before a round in which each sends so many parts."""
+    """Return True if partners exchange ready messages before a round in which each sends ``held`` of ``ranks`` parts."""
     return ranks >= _FEW and held * _LARGE >= ranks

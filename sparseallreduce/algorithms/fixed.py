@@ -279,7 +279,7 @@ class Gather:
 
 
 class FixedSum:
-    """One rank's sum over fixed index sets.
+    """The state with which one rank repeats a sum over index sets that do not change.
 
     Attributes
     ----------

@@ -86,7 +86,7 @@ def register_algorithm(
         schedule, dense_steps = given.run, dense_steps or given.dense_steps
     if cost is not None and not callable(cost):
         raise AlgorithmError(f"cost is a function of a problem and a machine, not {type(cost).__name__}")
-    algorithm = _described(schedule, options, tuple(dense_steps))._replace(cost=cost)
+    algorithm = _described(schedule, options, tuple(dense_steps))
     unregister_algorithm(name)
     ALGORITHMS[name] = FLAT[name] = algorithm
     _terms[name] = f"{name}, {algorithm.term}"

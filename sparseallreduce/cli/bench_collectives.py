@@ -30,7 +30,7 @@ DENSE, PACKED = "MPI, dense", "MPI, packed pairs"  # of arrays that are dense al
 
 
 class Data(NamedTuple):
-    """What a rank contributes, the same number of entries on each."""
+    """One rank's contribution in each form that is measured; all ranks have the same number of entries."""
 
     stream: sar.SparseStream
     dense: Array
@@ -38,7 +38,7 @@ class Data(NamedTuple):
 
 
 class Ways(NamedTuple):
-    """What MPI does itself, of an operation."""
+    """Functions that carry out a collective with MPI alone, for comparison."""
 
     dense: Callable[[Data], Any]  # the rank's part of the result as an array, or None
     packed: Callable[[Data], Any] | None  # the same of pairs

@@ -23,7 +23,7 @@ _SAID = "compiling kernels, once on this machine; doctor --compile does it befor
 
 
 class Compilations:
-    """What numba compiles from now on; what it loads from its cache does not count.
+    """Counts the functions that numba compiles, without those that it loads from its cache.
 
     Attributes
     ----------

@@ -49,7 +49,7 @@ _THREAD_LEVELS = ("MPI_THREAD_SINGLE", "MPI_THREAD_FUNNELED", "MPI_THREAD_SERIAL
 
 @dataclass(frozen=True)
 class Process:
-    """What one rank knows about its process and host."""
+    """A description of one rank's process and of its host."""
 
     host: str  # the host's name
     boot: str  # the same on all ranks that share cores

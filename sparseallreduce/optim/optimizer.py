@@ -427,7 +427,7 @@ class Optimizer(ABC):
         if any(array.dtype != pack.dtype for pack in packs for array in pack.parameters):
             raise StreamTypeError("parameters that are packed into one vector have to be of one dtype: convert them, or take by_layer=True")
         rate_first = self.rate_first and self.settings.adam is None
-        revocable = len(packs) > 1
+        revocable = len(packs) > 1 and self.comm.size > 1  # otherwise no rank can lack a sum of a step that another rank has
         return [PackDescent(pack, self.settings, self._reducer(pack.size), rate_first, revocable) for pack in packs]
 
     def _startable(self, layer: int) -> PackDescent:

@@ -13,6 +13,7 @@ from sparseallreduce.algorithms.agreement import Intent
 from sparseallreduce.algorithms.allreduce import make_call
 from sparseallreduce.algorithms.collectives.call import Collective, make_collective_call
 from sparseallreduce.algorithms.many import make_fused_call
+from sparseallreduce.algorithms.registration import term_of
 from sparseallreduce.runtime import deadline, progress
 from sparseallreduce.runtime.channel import Channel
 from sparseallreduce.runtime.collective_work import work_of
@@ -70,7 +71,7 @@ def start(
                     return None
             stored = stream._stored
             like = (stream.size, stored.dtype, stored.shape[1:], type(stored)) if fusion is None else fusion
-            signature = channel.signatures.get(key := (like, op, algorithm, collective))
+            signature = channel.signatures.get(key := (like, op, term_of(algorithm), collective))
             if signature is None:
                 signature = _signature_of(key, stream, op, algorithm, channel, fusion, collective)
                 if signature is None:

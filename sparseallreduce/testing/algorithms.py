@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from sparseallreduce.algorithms import Algorithm
 from sparseallreduce.algorithms.allreduce import make_call
 from sparseallreduce.algorithms.registration import as_name
+from sparseallreduce.algorithms.steps import Schedule
 from sparseallreduce.runtime.simulator import same_bits, simulate
 from sparseallreduce.streams.operator import as_operator
 from sparseallreduce.streams.reduction import Reduction
@@ -201,16 +202,29 @@ def _first(array: NDArray[Any]) -> Any:
 
 
 def _check_closing(report: Report, algorithm: Any, case: _Case, streams: Sequence[SparseStream], options: Mapping[str, Any]) -> None:
-    """Close the schedule of the first rank at its first step: an operation that fails does so, and waits for nothing."""
+    """Close the schedule of the first rank behind each of its steps, as an operation that fails does: it has to end there."""
     call, _ = make_call(streams[0], case.op, algorithm, options)
-    if call is None or not hasattr(call.algorithm, "algorithm"):  # the library's own
+    if call is None or not hasattr(call.algorithm, "algorithm"):  # a name, whose schedule is tested where it is defined
         return
+    run, results = call.algorithm.algorithm.run, list[Any]()
+
+    def recorded(stream: SparseStream, rank: int, ranks: int, reduction: Reduction) -> Schedule:
+        schedule, value = run(stream, rank, ranks, reduction, **call.options), None
+        while True:
+            try:
+                step = schedule.send(value)
+            except StopIteration as stop:
+                return stop.value  # type: ignore[no-any-return]
+            value = yield step
+            if rank == 0:
+                results.append(value)
+
     with report.promise("a schedule ends where it is closed", lambda: str(case)):
-        reduction = Reduction(call.op, call.switch_density)
-        schedule: Generator[Any, Any, Any] = call.algorithm.algorithm.run(
-            reduction.enter(call.stream), 0, case.ranks, reduction, **call.options
-        )
-        expect(hasattr(schedule, "close"), "the function returns no generator: yield the steps")
-        for _ in schedule:
-            break
-        schedule.close()
+        simulate(streams, recorded, op=case.op)
+        for taken in range(len(results)):
+            reduction = Reduction(call.op, call.switch_density)
+            schedule: Generator[Any, Any, Any] = run(reduction.enter(call.stream), 0, case.ranks, reduction, **call.options)
+            next(schedule)
+            for result in results[:taken]:
+                schedule.send(result)
+            schedule.close()

@@ -149,6 +149,21 @@ def goes_on_when_closed(stream, rank, ranks, reduction):
         yield Send((rank + 1) % ranks, stream)
 
 
+def goes_on_when_closed_late(stream, rank, ranks, reduction):
+    if rank != 0:
+        yield Send(0, stream)
+        return (yield Recv(0))
+    total = stream
+    for other in range(1, ranks):
+        total = reduction.pair(total, (yield Recv(other)))
+    try:
+        for other in range(1, ranks):
+            yield Send(other, total)
+    except GeneratorExit:
+        yield Send(1, total)
+    return total
+
+
 def returns_no_generator(stream, rank, ranks, reduction):
     return stream
 
@@ -161,6 +176,7 @@ def returns_no_generator(stream, rank, ranks, reduction):
         (returns_its_own_stream, "has other bits than rank 0|the result lacks entries"),
         (waits_for_ever, "DeadlockError"),
         (goes_on_when_closed, "a schedule ends where it is closed|generator ignored GeneratorExit|DeadlockError|wait"),
+        (goes_on_when_closed_late, "a schedule ends where it is closed: RuntimeError: generator ignored GeneratorExit"),
         (returns_no_generator, "generator|iterable"),
     ],
 )

@@ -1,6 +1,6 @@
 """The optimisers over MPI: the same as simulated, errors that all ranks raise, and sums of layers that overlap."""
 
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 
 import numpy as np
@@ -210,6 +210,38 @@ def case_a_sum_that_an_interrupted_rank_lacks_is_applied_by_none(comm, momentum)
         np.testing.assert_allclose(optimizer.residuals[0], kept + gradients(comm.rank, 1)[0].ravel(), rtol=1e-6)
     optimizer.step(gradients(comm.rank, 2))
     assert optimizer.steps == 2 and len(set(comm.allgather(joined(ours).tobytes()))) == 1
+
+
+def case_ranks_that_cannot_compare_their_sums_do_not_go_on(comm):
+    """Rank 0 loses the answer of the comparison behind a failed step, so that it puts back what the other ranks apply."""
+    if comm.size == 1:
+        skip("needs two ranks")
+    ours = parameters()
+    optimizer = TopKSGD(ours, 0.1, 0.05, comm, by_layer=True)
+    own = gradients(comm.rank, 0)
+    optimizer.start(0, own[0])
+    with failing(PackDescent, "fed", MemoryError, comm.rank == 0):
+        optimizer.start(1, own[1])
+    optimizer.start(2, own[2])
+    if comm.rank == 0:
+        optimizer._start_vote()
+        optimizer._vote = Lost(optimizer._vote, sar.SparseAllreduceError("lost"))
+    with pytest.raises(sar.SparseAllreduceError, match="MemoryError"):
+        optimizer.finish()
+    with pytest.raises(sar.MismatchError, match="may not have been applied by all ranks"):
+        optimizer.step(own)
+
+
+class Lost:
+    """A request whose result is there, but is lost."""
+
+    def __init__(self, request, error):
+        self.request, self.error = request, error
+
+    def wait(self):
+        with suppress(sar.SparseAllreduceError):
+            self.request.wait()
+        raise self.error
 
 
 @each(what=["parameters", "settings", "arguments"])

@@ -85,7 +85,7 @@ class CollectiveCall(NamedTuple):
 
     @property
     def join(self) -> Any:
-        """How the streams of an allgather are joined, as the user says it: a name or an operator."""
+        """The ``join`` argument of an allgather as the user passed it: a name or an operator."""
         if self.collective.join != _JOINED:
             return self.collective.join
         return self.call.op.name if self.call.op.name in (*OPERATORS, MEAN.name) else self.call.op

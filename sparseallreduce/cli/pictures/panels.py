@@ -89,7 +89,7 @@ class Bars:
 
 @dataclass
 class Dots:
-    """One row for each label, with a dot and its quartiles for each series."""
+    """A panel with one row for each label, which shows a dot and quartiles for each series."""
 
     title: str
     x: Quantity
