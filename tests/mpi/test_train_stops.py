@@ -112,7 +112,7 @@ def test_another_number_of_ranks_resumes_to_the_same_weights_within_rounding(dat
     stopped = run(data, tmp_path)
     kill(stopped, 1)
     stopped.ranks = 3
-    assert "a step takes 40 samples, as before, now from 3 ranks" in stopped.finish("--resume")
+    assert "a step uses 40 samples, as before, now from 3 ranks" in stopped.finish("--resume")
     ours, expected = (load_model(each.folder / "model.npz") for each in (stopped, undisturbed))
     np.testing.assert_allclose(ours.weights, expected.weights, rtol=1e-3, atol=1e-5)
 

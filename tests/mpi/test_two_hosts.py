@@ -157,5 +157,5 @@ def test_doctor_tells_what_is_shared(network, tmp_path):
     assert (results["shared_memory"], results["hosts_sharing_memory"]) == (False, names)
     assert f"4: 2 on {names[0]}, 2 on {names[1]}" in ran.stdout
     assert "share its cores, but no memory" in ran.stdout
-    assert f"with those only within their host, on {names[0]}, {names[1]}" in ran.stdout
+    assert f"share memory only within their host, on {names[0]}, {names[1]}" in ran.stdout
     assert results["oversubscribed"] == (host["cores"] < 4)
