@@ -15,8 +15,11 @@ over the rounds, in each of which every contestant has its turn. More ranks than
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -141,15 +144,27 @@ def by_train(train: Path, ranks: int, features: int | None, l2: float, options: 
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command += ["--json", str(report)]
-        done = subprocess.run(command, cwd=ROOT, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-        if done.returncode != 0:
-            raise click.ClickException(f"{' '.join(command)}: {done.stderr.strip().splitlines()[-1]}")
+        run_to_end(command)
         epochs = json.loads(report.read_text())["epochs"]
     seconds, sent = 0.0, 0
     for epoch in epochs:
         seconds += epoch["seconds"]["total"] - epoch["seconds"]["evaluate"]
         sent += epoch["bytes_sent"]
         yield Point(math.inf if epoch["loss"] is None else epoch["loss"], seconds, sent)
+
+
+def run_to_end(command: list[str]) -> None:
+    """Run a command, whose processes end with this one if SIGTERM ends it."""
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=ROOT, text=True, start_new_session=True, **pipes) as running:
+        try:
+            _, said = running.communicate()
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(running.pid, signal.SIGTERM)
+            raise
+    if running.returncode != 0:
+        raise click.ClickException(f"{' '.join(command)}: {said.strip().splitlines()[-1]}")
 
 
 def by_liblinear(dataset: Dataset, loss: str, c: float, least: float) -> Iterator[Point]:
@@ -175,4 +190,5 @@ def by_liblinear(dataset: Dataset, loss: str, c: float, least: float) -> Iterato
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no training is left running
     suboptimality()

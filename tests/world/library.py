@@ -28,7 +28,14 @@ from sparseallreduce.algorithms.many import allreduce_list
 from sparseallreduce.streams.kernels import dispatch
 from world import hooks
 
-OWN = ("sparseallreduce", "sparseallreduce.runtime", "sparseallreduce.reducers")  # these packages and the modules in them
+OWN = (  # these packages and the modules in them
+    "sparseallreduce",
+    "sparseallreduce.runtime",
+    "sparseallreduce.reducers",
+    "sparseallreduce.linear.data",
+    "sparseallreduce.linear.solvers",
+)
+SHARED = ("sparseallreduce.linear.data.dataset", "sparseallreduce.linear.solvers.local")  # but for these, whose objects ranks send
 
 # Numbers and functions of the library that a world of small streams replaces. A name that is not there any more is an error.
 RUNTIME = "sparseallreduce.runtime."
@@ -118,9 +125,7 @@ class Library:
         As ``CONSTANTS``, for more or other numbers.
     """
 
-    def __init__(
-        self, world: Any, rank: int, MPI: Any, host: str, cores: int, constants: Mapping[str, Mapping[str, Any]] = {}
-    ) -> None:
+    def __init__(self, world: Any, rank: int, MPI: Any, host: str, cores: int, constants: Mapping[str, Mapping[str, Any]] = {}) -> None:
         self.modules: dict[str, ModuleType] = {}
         self._constants = {name: {**CONSTANTS.get(name, {}), **constants.get(name, {})} for name in {*CONSTANTS, *constants}}
         self._stand_ins = _stand_ins(world, MPI)
@@ -133,7 +138,7 @@ class Library:
         if name in self.modules:
             return self.modules[name]
         parent, _, last = name.rpartition(".")
-        if not _is_own(name) and parent not in OWN:
+        if name in SHARED or (not _is_own(name) and parent not in OWN):
             module = self._substituted(name)
         elif (code := _code(name, self._frozen(name))) is None:
             module = self._substituted(name)  # a package that all ranks share
@@ -351,5 +356,3 @@ def sum_cut(op: int, rows: Any, values: Any, start: Any, counts: Any, bounds: An
     entry = dispatch.find("rows.sum_cut_rows", np.add, rows.dtype, values.dtype, 1)
     assert entry is not None
     return entry(rows, values, start, counts, bounds, bool(whole), bool(at_end), *rest)
-
-
