@@ -16,14 +16,17 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 from demo import mpiexec
-from figures_hosts import CLOUD, HOSTS, LANES, scaled, times_of
 from matplotlib.figure import Figure as Picture
+
+from sparseallreduce.cli.paper_figures.hosts import CLOUD, LARGEST, scaled_vectors, seconds_of_sums
 
 from . import ROOT
 from .scaling import accumulators, compute_seconds
 
 if TYPE_CHECKING:
     from .figures import Sizes
+
+HOSTS, LANES = 16, 8
 
 __all__ = ["end_to_end", "hosts", "messages", "on_hosts", "plot_end_to_end", "plot_messages"]
 
@@ -107,11 +110,11 @@ def end_to_end(sizes: Sizes) -> dict[str, Any]:
     ranks, results = HOSTS * LANES, {}
     for model in ("resnet", "vgg", "transformer"):
         arrays = accumulators(model, 16, ranks, 0.01)
-        report(results, f"{model}, ours", compute_seconds(model, 16), 16 * ranks, dict(times_of(arrays, CLOUD, len(arrays[0]))), None)
+        report(results, f"{model}, ours", compute_seconds(model, 16), 16 * ranks, seconds_of_sums(arrays, CLOUD, LANES), None)
     for name, (million, samples, speed, paper) in CASES.items():
         if million * 1e6 <= sizes.longest * 16:
-            arrays, network, size = scaled(million * 1_000_000)
-            report(results, name, samples / speed, samples * ranks, dict(times_of(arrays, network, size)), paper)
+            arrays, network = scaled_vectors(million * 1_000_000, LARGEST, (HOSTS, LANES))
+            report(results, name, samples / speed, samples * ranks, seconds_of_sums(arrays, network, LANES), paper)
     return results
 
 

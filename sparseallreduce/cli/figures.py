@@ -38,7 +38,8 @@ def figures(context: click.Context, names: tuple[str, ...], listed: bool, small:
 
     A name consists of a paper and the number of its figure, as thesis-5.1; `thesis` stands for all figures of that paper, `all` for all
     figures. Under mpiexec, numbers of ranks up to those started are measured; larger ones are simulated, drawn dashed and mentioned in the
-    caption. `plot` draws the JSON again.
+    caption. `plot` draws the JSON again. Small models stand in for the papers' neural networks, and docs/figures.md says which figures
+    cannot be reproduced.
     """
     comm = world()
     if listed:

@@ -2,17 +2,24 @@
 
 import json
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from sparseallreduce import Network
 from sparseallreduce.cli import main
 from sparseallreduce.cli.paper_figures import FIGURES
+from sparseallreduce.cli.paper_figures.learning import Training, method_of
+from sparseallreduce.cli.paper_figures.tasks import TASKS, make_task
+from sparseallreduce.cli.paper_figures.trees import ring_allgather, tree_allreduce
+from sparseallreduce.runtime.simulator import run
+from sparseallreduce.streams.selection import ExactTopK
 
 pytest.importorskip("matplotlib")
 from matplotlib.figure import Figure
 from pictures import check_picture
 
-THESIS = [f"thesis-5.{number}" for number in range(1, 8)]
+THESIS = [f"thesis-5.{number}" for number in range(1, 18)]
 
 
 def command(*arguments, status=0):
@@ -42,10 +49,37 @@ def test_a_figure_is_drawn_again_from_its_report(tmp_path):
 
 def test_all_figures_of_the_thesis_are_listed():
     listed = command("figures", "--list")
-    assert [line.split()[0] for line in listed.splitlines()][:7] == THESIS
+    assert [line.split()[0] for line in listed.splitlines()][:17] == THESIS
     assert max(map(len, listed.splitlines())) <= 80
 
 
 @pytest.mark.parametrize("names", [(), ("thesis-9",)])
 def test_an_unknown_figure_is_refused_in_one_line(names):
     assert command("figures", *names, status=2).count("\n") == 1
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_gradients_of_learning_tasks_are_those_of_their_losses(name):
+    task, rng = make_task(name, True, 0), np.random.default_rng(1)
+    point = task.start(0) + 0.01 * rng.standard_normal(task.size).astype(np.float32)
+    gradient, way = task.gradient(point, np.arange(task.count)), rng.standard_normal(task.size).astype(np.float32)
+    slope = (task.loss(point + 1e-3 * way) - task.loss(point - 1e-3 * way)) / 2e-3
+    assert gradient @ way == pytest.approx(slope, rel=0.05, abs=1e-3)
+
+
+@pytest.mark.parametrize("hosts, lanes", [(1, 1), (1, 3), (2, 1), (3, 2), (4, 4), (7, 1)])
+def test_trees_and_rings_between_hosts_give_every_rank_all_values(hosts, lanes):
+    arrays = np.random.default_rng(0).integers(-9, 9, (hosts * lanes, 200)).astype(np.float32)
+    out = run([tree_allreduce(array, rank, len(arrays), lanes) for rank, array in enumerate(arrays)], Network())
+    assert all((total == arrays.sum(axis=0)).all() for total in out.outputs)
+    streams = [ExactTopK(5)(array) for array in arrays]
+    gathered = run([ring_allgather(stream, rank, len(arrays)) for rank, stream in enumerate(streams)], Network()).outputs
+    assert all(sorted(map(id, found)) == sorted(map(id, streams)) for found in gathered)
+
+
+def test_learning_with_lossy_sums_loses_no_gradient():
+    task, steps = make_task("perceptron", True, 0), []
+    list(Training(task, method_of("gtopk", 0.1, warm_up=True), 3, 60, 6, Network()).run(steps.append))
+    given, applied = sum(step.gradient for step in steps), sum(step.update for step in steps)
+    last = steps[-1]
+    np.testing.assert_allclose(applied + np.mean(last.accumulators, axis=0) - last.update, given, atol=1e-4)

@@ -224,6 +224,13 @@ def test_hexadecimal_numbers_are_strings_in_every_block(value, names, tmp_path, 
         assert list(csv(tmp_path, f"a,y\n{value},2\n7,2\n5.5,2\n", target="y").encoding.names()) == names
 
 
+def test_a_byte_order_mark_inside_a_file_is_part_of_a_field_in_every_block(tmp_path, monkeypatch):
+    for block in (4, 1 << 20):
+        monkeypatch.setattr(line_blocks, "_RECORDS", block)
+        found = csv(tmp_path, "a,y\n\ufeff3,2\n7,2\n\ufeff3,1\n", target="y")
+        assert list(found.encoding.names()) == ["a=7", "a=\ufeff3"]
+
+
 def test_columns_that_are_said_to_be_categories_are(tmp_path):
     found = csv(tmp_path, "zip,day,y\n01,2020-01-01,1\n2,2020-01-02,0\n", target="y", categorical=["zip", "day", "y"])
     assert list(found.encoding.names()) == ["zip=01", "zip=2", "day=2020-01-01", "day=2020-01-02"]

@@ -1,11 +1,10 @@
-"""A learning task for lossy sums: softmax regression on random features of scikit-learn's digits.
-
-Gradients are dense, as those of the papers' networks, and an epoch takes about a second on one core.
-"""
+"""Training with lossy sums on simulated ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -13,25 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 import sparseallreduce as sar
+from sparseallreduce.cli.paper_figures.tasks import Task
+from sparseallreduce.reducers import REDUCERS
 from sparseallreduce.reducers.base import Reducer
 from sparseallreduce.runtime.simulator import Network
+from sparseallreduce.streams.selection import ApproximateTopK, MSTopK
 
-__all__ = ["CLASSES", "Epoch", "epochs_of", "make_task"]
+__all__ = ["Epoch", "Method", "Step", "Training", "method_of"]
 
 Array = NDArray[Any]
 
-CLASSES = 10
-_TEST = 297  # samples
-_RATE, _MOMENTUM = 0.1, 0.0
-
-
-class Task(NamedTuple):
-    """Features and classes of the training and test samples."""
-
-    x: Array
-    y: Array
-    test_x: Array
-    test_y: Array
+_WARM_UP = (0.25, 0.0725, 0.015, 0.004)  # densities of the first epochs (gTop-k section IV-B)
+_LABELS = {"dense": "Dense", "topka": "TopkA", "topkdsa": "TopkDSA", "gtopk": "gTopk", "gaussiank": "Gaussiank", "oktopk": "Ok-Topk"}
+_BUCKET = 512  # values of which the thesis selects 32, 8 or 2
 
 
 class Epoch(NamedTuple):
@@ -42,78 +35,121 @@ class Epoch(NamedTuple):
     accuracy: float  # on the test samples
 
 
-def make_task(features: int, seed: int) -> Task:
-    """Return scikit-learn's digits with ``features`` random features, each the positive part of a random projection."""
-    from sklearn.datasets import load_digits
+class Step(NamedTuple):
+    """A step of training, before the parameters change."""
 
-    rng = np.random.default_rng(seed)
-    images, digits = load_digits(return_X_y=True)
-    order = rng.permutation(len(digits))
-    images = (images - images.mean()) / images.std()
-    projected = np.maximum(images @ rng.standard_normal((images.shape[1], features)) / 8, 0).astype(np.float32)
-    projected *= np.float32(1 / np.sqrt((projected**2).sum(axis=1).mean()))
-    projected *= 4
-    train, test = order[_TEST:], order[:_TEST]
-    return Task(projected[train], digits[train], projected[test], digits[test])
+    number: int
+    accumulators: list[Array]  # gradients times the learning rate, plus residuals
+    gradient: Array  # the mean over ranks, times the learning rate
+    update: Array
+    contributed: list[int]  # values that each rank selected
 
 
-def epochs_of(
-    task: Task, make: Callable[[int], Reducer] | None, ranks: int, batch: int, epochs: int, network: Network, seed: int
-) -> Iterator[Epoch]:
-    """Train with error feedback, and yield the results of each epoch.
+@dataclass(frozen=True)
+class Method:
+    """A way to add gradients: a reducer with error feedback, or the dense sum.
 
-    ``make`` returns a reducer for N values; None stands for the dense sum. ``batch`` is the batch size of all ranks together.
+    ``make`` returns the reducer of a rank, given N, k and the rank; None is the dense sum.
     """
-    weights = np.zeros((task.x.shape[1], CLASSES), np.float32)
-    size, rng, seconds = weights.size, np.random.default_rng(seed), 0.0
-    feedbacks: list[Any] | None = None if make is None else [sar.ErrorFeedback(make(size)) for _ in range(ranks)]
-    dense_time = _dense_time(size, ranks, network)
-    selecting = 0.0 if make is None else _selecting(make(size), seed)
-    for _ in range(epochs):
-        order = rng.permutation(len(task.y))
-        for step in range(len(order) // batch):
-            parts = np.array_split(order[step * batch : (step + 1) * batch], ranks)
-            gradients = [np.float32(_RATE * 40) * _gradient(task, weights, rows).reshape(-1) for rows in parts]
-            if feedbacks is None:
-                update = np.mean(gradients, axis=0)
-                seconds += dense_time
-            else:
-                out = sar.simulate(gradients, feedbacks, network)
-                update = out.outputs[0].to_dense()
-                seconds += out.time + selecting
-            weights -= update.reshape(weights.shape)
-        yield Epoch(seconds, _loss(task, weights), float((np.argmax(task.test_x @ weights, axis=1) == task.test_y).mean()))
+
+    label: str
+    make: Callable[[int, int, int], Reducer] | None
+    density: float = 1.0
+    warm_up: bool = False  # begin with higher densities
+
+    def reducer(self, size: int, epoch: int, epochs: int, rank: int) -> Reducer:
+        """Return the reducer of a rank in an epoch."""
+        assert self.make is not None
+        warm = _WARM_UP[: epochs // 5] if self.warm_up else ()
+        density = max(self.density, warm[epoch]) if epoch < len(warm) else self.density
+        return self.make(size, min(size, max(1, round(density * size))), rank)
 
 
-def _dense_time(size: int, ranks: int, network: Network) -> float:
-    streams = [sar.SparseStream.from_dense(np.ones(size, np.float32)) for _ in range(ranks)]
-    return float(sar.simulate(streams, "dense", network).time)
+def method_of(name: str, density: float = 1.0, warm_up: bool = False, label: str = "") -> Method:
+    """Return a method: "dense", the name of a reducer, "MSTopK", or the thesis's "Top32", that is 32 of every 512 values."""
+    if name == "dense":
+        return Method(label or "Dense", None)
+    if name.startswith("Top"):
+        return Method(label or name, _top_of_buckets, int(name.removeprefix("Top")) / _BUCKET)
+    make = _ms_topk if name == "MSTopK" else partial(_reducer, name)
+    return Method(label or _LABELS.get(name, name), make, density, warm_up)
 
 
-def _selecting(reducer: Reducer, seed: int) -> float:
-    """Return the seconds that selection takes: the median of five operations on one rank, after a warm-up."""
-    values, times = np.random.default_rng(seed).laplace(size=reducer.size).astype(np.float32), []
-    for _ in range(6):
-        start = perf_counter()
-        reducer.allreduce(values, sar.SERIAL)
-        times.append(perf_counter() - start)
-    return float(np.median(times[1:]))
+def _reducer(name: str, size: int, k: int, rank: int) -> Reducer:
+    return REDUCERS[name](size, k)
 
 
-def _probabilities(task: Task, weights: Array, rows: Any) -> Array:
-    scores = task.x[rows] @ weights
-    probabilities = np.exp(scores - scores.max(axis=1, keepdims=True))
-    normalised: Array = probabilities / probabilities.sum(axis=1, keepdims=True)
-    return normalised
+def _ms_topk(size: int, k: int, rank: int) -> Reducer:
+    return sar.TopkA(size, k, selector=MSTopK)
 
 
-def _gradient(task: Task, weights: Array, rows: Array) -> Array:
-    probabilities = _probabilities(task, weights, rows)
-    probabilities[np.arange(len(rows)), task.y[rows]] -= 1
-    gradient: Array = task.x[rows].T @ (probabilities / max(1, len(rows))).astype(np.float32)
-    return gradient
+def _top_of_buckets(size: int, k: int, rank: int) -> Reducer:
+    selector = partial(ApproximateTopK, bucket=_BUCKET, seed=rank)
+    return sar.TopkDSA(size, k, algorithm="ssar_recursive_doubling", selector=selector)
 
 
-def _loss(task: Task, weights: Array) -> float:
-    probabilities = _probabilities(task, weights, slice(None))
-    return float(-np.log(np.maximum(probabilities[np.arange(len(task.y)), task.y], 1e-12)).mean())
+@dataclass(frozen=True)
+class Training:
+    """Stochastic gradient descent for a task; ``batch`` is the batch size of all ranks together."""
+
+    task: Task
+    method: Method
+    ranks: int
+    batch: int
+    epochs: int
+    network: Network
+    seed: int = 0
+
+    def run(self, watch: Callable[[Step], None] | None = None) -> Iterator[Epoch]:
+        """Train, call ``watch`` in each step, and yield the results of each epoch."""
+        task, rng, seconds, number = self.task, np.random.default_rng(self.seed), 0.0, 0
+        parameters, feedbacks = task.start(self.seed), self._feedbacks(0, None)
+        per_step = self._dense_seconds() if feedbacks is None else self._selecting()
+        for epoch in range(self.epochs):
+            feedbacks = self._feedbacks(epoch, feedbacks)
+            order = rng.permutation(task.count)
+            for begin in range(0, task.count - self.batch + 1, self.batch):
+                parts = np.array_split(order[begin : begin + self.batch], self.ranks)
+                gradients = [np.float32(task.rate) * task.gradient(parameters, rows) for rows in parts]
+                step, spent = self._step(number, gradients, feedbacks, watch is not None)
+                if watch is not None:
+                    watch(step)
+                parameters -= step.update
+                seconds += spent + per_step
+                number += 1
+            yield Epoch(seconds, task.loss(parameters), task.accuracy(parameters))
+
+    def _feedbacks(self, epoch: int, before: list[sar.ErrorFeedback] | None) -> list[sar.ErrorFeedback] | None:
+        """Return the error feedback of all ranks in an epoch, with the residuals from before."""
+        if self.method.make is None:
+            return None
+        reducers = [self.method.reducer(self.task.size, epoch, self.epochs, rank) for rank in range(self.ranks)]
+        if before is not None and before[0].reducer.k == reducers[0].k:
+            return before
+        made = [sar.ErrorFeedback(reducer) for reducer in reducers]
+        for new, old in zip(made, before or ()):
+            new.residual[:] = old.residual
+        return made
+
+    def _step(self, number: int, gradients: list[Array], feedbacks: list[Any] | None, watched: bool) -> tuple[Step, float]:
+        mean: Array = np.add.reduce(gradients) / np.float32(self.ranks)
+        if feedbacks is None:
+            return Step(number, gradients, mean, mean, [self.task.size] * self.ranks), 0.0
+        sums = [feedback.residual + gradient for feedback, gradient in zip(feedbacks, gradients)] if watched else []
+        out = sar.simulate(gradients, feedbacks, self.network)
+        contributed = [len(feedback.contributed) for feedback in feedbacks] if watched else []
+        return Step(number, sums, mean, out.outputs[0].to_dense(), contributed), float(out.time)
+
+    def _dense_seconds(self) -> float:
+        streams = [sar.SparseStream.from_dense(np.ones(self.task.size, np.float32)) for _ in range(self.ranks)]
+        return float(sar.simulate(streams, "dense", self.network).time)
+
+    def _selecting(self) -> float:
+        """Return the seconds that selection takes: the median of five operations on one rank, after a warm-up."""
+        reducer, times = self.method.reducer(self.task.size, self.epochs, self.epochs, 0), []
+        values = np.random.default_rng(self.seed).laplace(size=reducer.size).astype(np.float32)
+        for _ in range(6):
+            start = perf_counter()
+            reducer.allreduce(values, sar.SERIAL)
+            times.append(perf_counter() - start)
+        return float(np.median(times[1:]))

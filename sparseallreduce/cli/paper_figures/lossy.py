@@ -1,25 +1,23 @@
-"""Figures of Ok-Topk (7 to 13), gTop-k (5 to 14) and CommLib (6, 10): the time of lossy sums, and how training converges with them."""
+"""The time of lossy sums: figures of Ok-Topk (7, 8, 10, 12), gTop-k (8 to 11) and the thesis (5.15)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 import sparseallreduce as sar
-from sparseallreduce.cli.paper_figures.learning import CLASSES, epochs_of, make_task
-from sparseallreduce.cli.paper_figures.settings import ETHERNET, PIZ_DAINT, Figure, Settings, described
+from sparseallreduce.cli.paper_figures.settings import ETHERNET, PIZ_DAINT, Figure, Settings, described, on_first
 from sparseallreduce.cli.pictures.panels import RANKS, SECONDS, AnyPanel, Bars, Line, Panel, Picture, Quantity
 from sparseallreduce.reducers import REDUCERS
 from sparseallreduce.reducers.base import Reducer
-from sparseallreduce.reducers.topka import TopkA
 from sparseallreduce.runtime.objects import agreed
 from sparseallreduce.runtime.simulator import Network
-from sparseallreduce.streams.selection import DoubleSampling, ExactTopK, MSTopK
+from sparseallreduce.streams.selection import ApproximateTopK
 
 __all__ = ["FIGURES"]
 
@@ -32,11 +30,6 @@ _SCALED = (
     "additions are measured on a core here and multiplied by s."
 )
 _NAMES = {"dense": "Dense", "topka": "TopkA", "topkdsa": "TopkDSA", "gtopk": "gTopk", "gaussiank": "Gaussiank", "oktopk": "Ok-Topk"}
-
-
-def _on_first(settings: Settings, make: Callable[[], Picture]) -> Picture:
-    """Let rank 0 simulate; collective. Return an empty picture on the other ranks."""
-    return agreed(settings.comm, lambda: make() if settings.comm.rank == 0 else Picture("", []), patient=True)
 
 
 def _gradients(size: int, ranks: int, seed: int, skew: float = 0.0) -> list[Array]:
@@ -98,74 +91,32 @@ def _breakdown(
     size = 2**14 if settings.small else size
     panels: list[AnyPanel] = []
     for count in settings.sizes((2, 4), ranks):
-        small, factor, scaled = _scaled(size, count, network)
-        gradients, k = _gradients(small, count, settings.seed), max(1, round(density * small))
-        select, communicate = [], []
-        for name in names:
-            if name == "dense":
-                streams = [sar.SparseStream.from_dense(gradient) for gradient in gradients]
-                select.append(0.0)
-                communicate.append(float(sar.simulate(streams, "dense", scaled).time))
-                continue
-            select.append(factor * _selecting(partial(REDUCERS[name], small, k), gradients[0]))
-            communicate.append(_steady_time(partial(REDUCERS[name], small, k), gradients, scaled))
-        parts = {"sparsification": select, "communication": communicate}
+        rows = [_seconds(name, size, count, density, network, settings.seed) for name in names]
+        parts = {"sparsification": [row[0] for row in rows], "communication": [row[1] for row in rows]}
         panels.append(Bars(f"P = {count}: less is better", _TIME, [_NAMES[name] for name in names], parts))
     caption = f"Communication simulated, {described(network)}. {_SCALED} The time to compute gradients is not included."
     return Picture(f"{title}, N = {size:,}, k = {100 * density:g} % of N", panels, caption)
 
 
-def _selecting(make: Callable[[], Reducer], gradient: Array) -> float:
-    """Return the seconds that selection takes: the median of three operations on one rank, after a warm-up."""
-    reducer, times = make(), []
-    for _ in range(4):
+def _seconds(name: str, size: int, ranks: int, density: float, network: Network, seed: int) -> tuple[float, float]:
+    """Return the seconds of a method's selection and of its communication."""
+    small, _, scaled = _scaled(size, ranks, network)
+    gradients, k = _gradients(small, ranks, seed), max(1, round(density * small))
+    if name == "dense":
+        return 0.0, float(sar.simulate([sar.SparseStream.from_dense(gradient) for gradient in gradients], "dense", scaled).time)
+    return _selecting(name, size, density, seed), _steady_time(partial(REDUCERS[name], small, k), gradients, scaled)
+
+
+@cache
+def _selecting(name: str, size: int, density: float, seed: int) -> float:
+    """Return the seconds that selection takes on one rank, from those of fewer values: the median of five, after a warm-up."""
+    part, times = min(size, _LARGEST // 4), []
+    reducer, gradient = REDUCERS[name](part, max(1, round(density * part))), _gradients(part, 1, seed)[0]
+    for _ in range(6):
         start = perf_counter()
         reducer.allreduce(gradient, sar.SERIAL)
         times.append(perf_counter() - start)
-    return float(np.median(times[1:]))
-
-
-def _learning(
-    settings: Settings, title: str, ranks: int, densities: Sequence[float], names: Sequence[str], show: str, batches: Sequence[int] = (320,)
-) -> Picture:
-    """Draw accuracy, loss or error over time or epochs: one line for each method, one panel for each density or batch size."""
-    features, epochs = (256, 3) if settings.small else (4096, 20)
-    task, ranks = make_task(features, settings.seed), min(ranks, 4) if settings.small else ranks
-    network = PIZ_DAINT if "Ok" in title else ETHERNET
-    panels: list[AnyPanel] = []
-    for density in densities:
-        for batch in batches[:1] if settings.small else batches:
-            lines = []
-            for name in names:
-                make = None if name == "dense" else partial(_reducer, name, density)
-                found = list(epochs_of(task, make, ranks, batch, epochs, network, settings.seed))
-                lines.append(_curve(_NAMES.get(name, name), found, show))
-            what = f"k = {100 * density:g} % of N" + (f", {batch} samples per step" if len(batches) > 1 else "")
-            panels.append(Panel(f"{what}: {'higher' if 'accuracy' in show else 'lower'} is better", *_axes(show), lines))
-    caption = (
-        f"Softmax regression on {features:,} random features of scikit-learn's digits, N = {features * CLASSES:,}, instead of the paper's "
-        f"network; error feedback. P = {ranks} ranks simulated, {described(network)}; time of selection measured here."
-    )
-    return Picture(title, panels, caption)
-
-
-def _reducer(name: str, density: float, size: int) -> Reducer:
-    k = max(1, round(density * size))
-    return TopkA(size, k, selector=MSTopK) if name == "MSTopK" else REDUCERS[name](size, k)
-
-
-def _axes(show: str) -> tuple[Quantity, Quantity]:
-    what, over = show.split(" over ")
-    x = Quantity("epoch", "whole", False) if over == "epochs" else Quantity("time of selection and communication", "s", False)
-    return x, {"accuracy": Quantity("test samples classified correctly", "share", False), "loss": Quantity("training loss", ""),
-               "error": Quantity("test samples classified wrongly", "share", False)}[what]  # fmt: skip
-
-
-def _curve(name: str, epochs: Sequence[Any], show: str) -> Line:
-    what, over = show.split(" over ")
-    y = [epoch.loss if what == "loss" else epoch.accuracy if what == "accuracy" else 1 - epoch.accuracy for epoch in epochs]
-    x = list(range(1, len(epochs) + 1)) if over == "epochs" else [epoch.seconds for epoch in epochs]
-    return Line(name, x, y, kind="simulated" if over == "time" else "measured")
+    return float(np.median(times[1:])) * size / part
 
 
 def _allreduces(settings: Settings) -> Picture:
@@ -176,8 +127,8 @@ def _allreduces(settings: Settings) -> Picture:
         settings.sizes((2**12, 2**14), [million * 1_000_000 for million in (1, 5, 10, 25, 50)]),
         2**14 if settings.small else 25_000_000,
     )
-    by_ranks = [[_sum_time(name, size, count, density, settings.seed) for count in ranks] for name in names]
-    by_size = [[_sum_time(name, each, fixed, density, settings.seed) for each in sizes] for name in names]
+    by_ranks = [[_seconds(name, size, count, density, ETHERNET, settings.seed)[1] for count in ranks] for name in names]
+    by_size = [[_seconds(name, each, fixed, density, ETHERNET, settings.seed)[1] for each in sizes] for name in names]
     panels: list[AnyPanel] = [
         Panel(f"N = {size:,}: less is better", RANKS, SECONDS,
               [Line(_NAMES[name], ranks, times, kind="simulated") for name, times in zip(names, by_ranks)]),
@@ -187,68 +138,130 @@ def _allreduces(settings: Settings) -> Picture:
     return Picture("gTop-k 9: time of an allreduce, k = 0.1 % of N", panels, f"Simulated, {described(ETHERNET)}. {_SCALED}")
 
 
-def _sum_time(name: str, size: int, ranks: int, density: float, seed: int) -> float:
-    small, _, network = _scaled(size, ranks, ETHERNET)
-    gradients = _gradients(small, ranks, seed)
-    if name == "dense":
-        return float(sar.simulate([sar.SparseStream.from_dense(gradient) for gradient in gradients], "dense", network).time)
-    return _steady_time(partial(REDUCERS[name], small, max(1, round(density * small))), gradients, network)
+def _messages(settings: Settings) -> Picture:
+    """Draw gTop-k's figure 8: the time of a message over its size, measured between the first two ranks. Collective."""
+    sizes = settings.sizes((2**8, 2**12), [2**power for power in range(8, 21)])  # values of 4 bytes
+    found = agreed(settings.comm, lambda: [_message_seconds(settings.comm, size, 3 if settings.small else 11) for size in sizes])
+    if settings.comm.rank:
+        return Picture("", [])
+    lines = [
+        Line("the paper's cluster: α + β m", sizes, [ETHERNET.latency + 4 * size / ETHERNET.bandwidth for size in sizes], kind="simulated")
+    ]
+    title, caption = "Message between two ranks", "Simulated, because one rank was started: mpiexec -n 2 measures messages between two."
+    if settings.comm.size > 1:
+        low, median, high = (list(each) for each in zip(*found))
+        lines.insert(0, Line("here", sizes, median, low, high))
+        beta, alpha = np.polyfit(sizes, median, 1, w=1 / np.array(median))
+        title += f", α = {1e6 * alpha:.3g} µs, β = {1e9 * beta:.3g} ns per value"
+        caption = "Measured here between the first two ranks: medians of half the time there and back, and quartiles."
+    panel = Panel(f"{title}: less is better", Quantity("values of 4 bytes, m", "count"), SECONDS, lines)
+    return Picture("gTop-k 8: time of a message", [panel], f"{caption} The paper's cluster: {described(ETHERNET)}.")
 
 
-def _selectors(settings: Settings) -> Picture:
-    """Draw CommLib's figure 6: time of the selectors over the size."""
-    sizes = settings.sizes((2**12, 2**14), [2**power for power in range(18, 26)])
-    kinds = {"exact top-k": ExactTopK, "DGC (double sampling)": DoubleSampling, "MSTopK": MSTopK}
-    lines = []
-    for name, kind in kinds.items():
-        times = []
-        for size in sizes:
-            values, select, found = _gradients(size, 1, settings.seed)[0], kind(max(1, size // 1000)), []
-            for _ in range(4):
-                start = perf_counter()
-                select(values)
-                found.append(perf_counter() - start)
-            times.append(float(np.median(found[1:])))
-        lines.append(Line(name, sizes, times))
-    panel = Panel("k = 0.1 % of N: less is better", Quantity("values, N", "count"), SECONDS, lines)
-    return Picture("CommLib 6: time of a selection", [panel], "Measured here on one core; the paper has a GPU. Laplace-distributed values.")
+def _message_seconds(comm: Any, size: int, repeats: int) -> tuple[float, float, float]:
+    """Return quartiles of the time of a message between ranks 0 and 1; zeros on other ranks, and if there is only one."""
+    if comm.size < 2 or comm.rank > 1:
+        return 0.0, 0.0, 0.0
+    message, other, times = np.zeros(size, np.float32), 1 - comm.rank, []
+    for _ in range(repeats + 1):
+        start = perf_counter()
+        for sender in (0, 1):
+            if comm.rank == sender:
+                comm.Send(message, other)
+            else:
+                comm.Recv(message, other)
+        times.append((perf_counter() - start) / 2)
+    low, median, high = np.quantile(times[1:], [0.25, 0.5, 0.75]).tolist()
+    return low, median, high
+
+
+def _efficiency(settings: Settings) -> Picture:
+    """Draw gTop-k's figure 10: the fraction of a step that is computing, over the number of workers."""
+    ranks, panels = settings.sizes((2, 4), (4, 8, 16, 32)), list[AnyPanel]()
+    for name, model in _GTOPK_MODELS.items():
+        size, computing, lines = 2**14 if settings.small else model.size, model.seconds, []
+        for method in ("dense", "topka", "gtopk"):
+            times = [sum(_seconds(method, size, count, 0.001, ETHERNET, settings.seed)) for count in ranks]
+            lines.append(Line(_NAMES[method], ranks, [computing / (computing + time) for time in times], kind="simulated"))
+        panels.append(Panel(f"{name}, N = {size:,}: higher is better", RANKS, Quantity("scaling efficiency", "share", False), lines))
+    return Picture("gTop-k 10: scaling efficiency, k = 0.1 % of N", panels, f"Simulated, {described(ETHERNET)}. {_SCALED} {_COMPUTING}")
+
+
+def _step_parts(settings: Settings) -> Picture:
+    """Draw gTop-k's figure 11: the parts of a step with gTop-k."""
+    ranks, rows = (4 if settings.small else 32), []
+    for model in _GTOPK_MODELS.values():
+        size = 2**14 if settings.small else model.size
+        rows.append((model.seconds, *_seconds("gtopk", size, ranks, 0.001, ETHERNET, settings.seed)))
+    parts = {name: [row[place] / sum(row) for row in rows] for place, name in enumerate(("computation", "sparsification", "communication"))}
+    notes = [f"{1e3 * sum(row):.3g} ms" for row in rows]
+    panel = Bars("More computation is better", Quantity("fraction of a step", "share", False), list(_GTOPK_MODELS), parts, notes)
+    caption = f"Communication simulated, {described(ETHERNET)}. {_SCALED} {_COMPUTING}"
+    return Picture(f"gTop-k 11: parts of a step with gTop-k, P = {ranks}, k = 0.1 % of N", [panel], caption)
+
+
+def _speedup(settings: Settings) -> Picture:
+    """Draw the thesis's figure 5.15: VGG-19, where the dense sum takes as long as computing."""
+    size, ranks = 2**14 if settings.small else _VGG_19, 4 if settings.small else 8
+    small, _, network = _scaled(size, ranks, PIZ_DAINT)
+    gradients = _gradients(small, ranks, settings.seed)
+    dense = [sar.SparseStream.from_dense(gradient) for gradient in gradients]
+    times = {"SGD": float(sar.simulate(dense, "dense", network).time)}
+    for count in (32, 8, 2):
+        chosen = [ApproximateTopK(max(1, small * count // 512), seed=rank)(gradient) for rank, gradient in enumerate(gradients)]
+        times[f"Top{count}"] = float(sar.simulate(chosen, "ssar_recursive_doubling", network).time)
+    computing, steps = times["SGD"], [2 * times["SGD"] / (times["SGD"] + time) for time in times.values()]
+    parts = {"computation": [computing] * len(times), "communication": list(times.values())}
+    panel = Bars("Less is better", _TIME, list(times), parts, [f"{gain:.2f} times as fast" for gain in steps])
+    caption = (
+        f"Simulated, P = {ranks}, {described(PIZ_DAINT)}. {_SCALED} As in the thesis, computing takes as long as the dense sum, so that "
+        "nothing is more than twice as fast; selection is not included. TopN: N of every 512 values, by recursive doubling."
+    )
+    return Picture(f"Thesis 5.15: a step of VGG-19, N = {size:,}", [panel], caption)
 
 
 def _figure(name: str, summary: str, make: Callable[..., Picture], **options: Any) -> Figure:
-    def made(settings: Settings) -> Picture:
-        return _on_first(settings, lambda: make(settings, **options))
-
-    return Figure(name, summary, made)
+    return Figure(name, summary, lambda settings: on_first(settings, lambda: make(settings, **options)))
 
 
-_VGG, _LSTM, _BERT, _RESNET = 14_728_266, 27_569_568, 133_547_324, 25_557_032  # parameters
-_EVERY = tuple(_NAMES)
-_NETWORK = {"names": _EVERY, "network": PIZ_DAINT}
+class _Model(NamedTuple):
+    """A model of gTop-k's table III, and its speed on one GPU, which the paper does not give."""
+
+    size: int  # parameters
+    batch: int  # samples per worker and step
+    speed: float  # samples per second, assumed
+
+    @property
+    def seconds(self) -> float:
+        """The time to compute a step."""
+        return self.batch / self.speed
+
+
+_GTOPK_MODELS = {
+    "VGG-16": _Model(14_728_266, 128, 2500),
+    "ResNet-20": _Model(269_722, 128, 6000),
+    "AlexNet": _Model(61_100_840, 64, 1500),
+    "ResNet-50": _Model(25_557_032, 256, 200),
+}
+_COMPUTING = (
+    "The paper gives no computing times; assumed are "
+    + ", ".join(f"{name} {1e3 * model.seconds:.0f} ms" for name, model in _GTOPK_MODELS.items())
+    + "."
+)
+_VGG, _LSTM, _BERT, _VGG_19 = 14_728_266, 27_569_568, 133_547_324, 143_667_240  # parameters
+_NETWORK = {"names": tuple(_NAMES), "network": PIZ_DAINT}
 
 FIGURES = (
+    _figure("thesis-5.15", "a step of VGG-19 with dense and with selected values", _speedup),
     _figure("oktopk-7", "speedup by balancing the regions and the data", _balancing),
     _figure("oktopk-8", "weak scaling, size of VGG-16", _breakdown, title="Ok-Topk 8: VGG-16", size=_VGG, ranks=(16, 32),
             density=0.02, **_NETWORK),
-    _figure("oktopk-9", "accuracy over time", _learning, title="Ok-Topk 9: accuracy", ranks=16, densities=(0.02,),
-            names=_EVERY, show="accuracy over time"),
     _figure("oktopk-10", "weak scaling, size of the LSTM", _breakdown, title="Ok-Topk 10: LSTM", size=_LSTM, ranks=(32, 64),
             density=0.02, **_NETWORK),
-    _figure("oktopk-11", "error rate over time", _learning, title="Ok-Topk 11: error", ranks=32, densities=(0.02,),
-            names=_EVERY, show="error over time"),
     _figure("oktopk-12", "weak scaling, size of BERT", _breakdown, title="Ok-Topk 12: BERT", size=_BERT, ranks=(32, 64, 256),
             density=0.01, **_NETWORK),
-    _figure("oktopk-13", "training loss over time", _learning, title="Ok-Topk 13: loss", ranks=32, densities=(0.01,),
-            names=("dense", "gaussiank", "oktopk"), show="loss over time"),
-    _figure("gtopk-5", "convergence, 4 workers", _learning, title="gTop-k 5 to 7: convergence", ranks=4, densities=(0.001, 0.005),
-            names=("dense", "gtopk"), show="loss over epochs"),
+    Figure("gtopk-8", "time of a message over its size; mpiexec -n 2 measures it", _messages),
     _figure("gtopk-9", "time of dense, Top-k and gTop-k allreduce", _allreduces),
-    _figure("gtopk-11", "selection and communication", _breakdown, title="gTop-k 11: ResNet-50", size=_RESNET, ranks=(32,), density=0.001,
-            names=("dense", "topka", "gtopk"), network=ETHERNET),
-    _figure("gtopk-12", "convergence by density, 4 workers", _learning, title="gTop-k 12: densities", ranks=4,
-            densities=(0.01, 0.001, 0.0005), names=("dense", "gtopk"), show="loss over epochs"),
-    _figure("gtopk-13", "gTop-k and Top-k by samples per step (13 and 14)", _learning, title="gTop-k 13 and 14: batch sizes", ranks=32,
-            densities=(0.001,), names=("topka", "gtopk"), show="accuracy over epochs", batches=(320, 64)),
-    _figure("commlib-6", "time of the selectors over the size, on this machine", _selectors),
-    _figure("commlib-10", "convergence with MSTopK, exact Top-k and dense sums", _learning, title="CommLib 10: convergence", ranks=16,
-            densities=(0.001,), names=("dense", "topka", "MSTopK"), show="accuracy over epochs"),
+    _figure("gtopk-10", "scaling efficiency with dense, Top-k and gTop-k sums", _efficiency),
+    _figure("gtopk-11", "parts of a step with gTop-k", _step_parts),
 )  # fmt: skip

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import sparseallreduce as sar
 from sparseallreduce.cli.pictures.panels import Picture
+from sparseallreduce.runtime.objects import agreed
 
-__all__ = ["ETHERNET", "GREINA", "PIZ_DAINT", "Figure", "Settings", "described"]
+__all__ = ["ETHERNET", "GREINA", "PIZ_DAINT", "Figure", "Settings", "described", "on_first"]
 
 # The papers give no constants. These are typical of such networks; additions take as long as on one core of a current machine.
 PIZ_DAINT = sar.Network(1.5e-6, 10e9, 2e-9, 3e-10)  # Aries
@@ -37,6 +38,11 @@ class Figure(NamedTuple):
     name: str
     summary: str
     make: Callable[[Settings], Picture]  # collective; rank 0's result is used
+
+
+def on_first(settings: Settings, make: Callable[[], Picture]) -> Picture:
+    """Let rank 0 make a picture; collective. Return an empty one on the other ranks."""
+    return agreed(settings.comm, lambda: make() if settings.comm.rank == 0 else Picture("", []), patient=True)
 
 
 def described(network: sar.Network) -> str:

@@ -27,6 +27,7 @@ _FURTHER = ("-", "--", ":", "-.")  # styles by ``Line.what``, such as training a
 _HATCHES = ("", "///", "...", "xxx")
 _PANEL_WIDTH, _PANEL_HEIGHT = 5.0, 3.7  # inches
 _LEGEND_WIDTH = 0.085  # inches per character
+_LABEL_WIDTH, _NOTE_WIDTH = 0.085, 0.068  # inches per character beside bars and behind them
 _TEXT_WIDTH = 11.5  # characters per inch in a title
 _LONGEST_LABEL = 44
 # The number of each algorithm's style, which does not depend on the other algorithms in a picture.
@@ -231,8 +232,10 @@ def _draw_bars(axes: Axes, panel: Bars, styles: _Styles, width: float) -> None:
     notes = panel.notes or [written(panel.y)(float(f"{end:.3g}")) for end in ends]
     for place, end, note in zip(places, ends, notes):
         axes.annotate(note, (end, place), (4, 0), textcoords="offset points", va="center", fontsize="small")
-    longest = max(map(len, notes), default=0)
-    scale(axes.xaxis, panel.y, [0.0, most * (1 + longest * 0.022)])
+    # The notes stand to the right of the bars, inside the frame.
+    inside = width - _LABEL_WIDTH * max((len(shortened(label, 30)) for label in panel.labels), default=0)
+    share = min(0.6, (_NOTE_WIDTH * max(map(len, notes), default=0) + 0.15) / inside)
+    scale(axes.xaxis, panel.y, [0.0, most / (1 - share)])
     axes.set_title(_wrapped(panel.title, width, _TEXT_WIDTH * 0.9), fontsize="medium")
     axes.grid(axis="x", alpha=0.3)
 

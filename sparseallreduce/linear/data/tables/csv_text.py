@@ -193,10 +193,12 @@ class _Block:
     def _table(self, places: list[int], strings: set[int]) -> Any:
         pyarrow, from_csv = arrow(), arrow().csv
         names = [f"f{place}" for place in range(len(self._layout.names))]
+        # pyarrow removes a byte order mark from the start of any buffer; inside a file it is part of a field.
+        text = BYTE_ORDER_MARK + self._text if self._text.startswith(BYTE_ORDER_MARK) else self._text
         try:
             return from_csv.read_csv(
-                pyarrow.BufferReader(self._text),
-                from_csv.ReadOptions(use_threads=False, column_names=names, block_size=len(self._text) + 1),
+                pyarrow.BufferReader(text),
+                from_csv.ReadOptions(use_threads=False, column_names=names, block_size=len(text) + 1),
                 from_csv.ParseOptions(delimiter=self._layout.delimiter, newlines_in_values=True),
                 from_csv.ConvertOptions(
                     column_types={f"f{place}": pyarrow.string() for place in strings},
