@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from sparseallreduce.algorithms.agreement import Intent
-from sparseallreduce.errors import AlgorithmError, CheckpointError, MismatchError, SparseAllreduceError, StreamError, StreamTypeError
+from sparseallreduce.errors import AlgorithmError, CheckpointError, SparseAllreduceError, StreamError, StreamTypeError
 from sparseallreduce.optim.arrays import as_array, as_flat_parameter, finite_norm, norms, place_of
 from sparseallreduce.optim.descent import PackDescent
 from sparseallreduce.optim.packs import Array, Pack
@@ -26,7 +26,7 @@ from sparseallreduce.reducers.arrays import is_array
 from sparseallreduce.runtime.api import Request
 from sparseallreduce.runtime.communicators import resolve
 from sparseallreduce.runtime.launching import Telling, agree, latest, leave
-from sparseallreduce.runtime.objects import is_known
+from sparseallreduce.runtime.objects import is_known, mark_known
 from sparseallreduce.streams.kernels.backend import as_host, on_device
 from sparseallreduce.streams.stream import SparseStream
 
@@ -125,10 +125,6 @@ class Optimizer(ABC):
             self._left = False  # whether a step was interrupted before all of its sums started, and so cannot be completed
             self._missed: set[int] = set()  # parameters whose sums it skips, which has been reported to the other ranks
             self._sums = 0  # number of sums of the latest step
-            self._held: frozenset[PackDescent] = frozenset()  # the completed sums that this rank has reported to the other ranks
-            self._vote: Request | None = None  # compares the completed sums of a failing step on all ranks
-            self._alike: bool | None = None  # the result of that comparison
-            self._unsure = 0  # number of steps for which the comparison failed
             self._descents: list[PackDescent] = []
             try:
                 self.settings = Settings(momentum, momentum_correction, momentum_masking, weight_decay, clip_norm, adam, by_layer)
@@ -176,9 +172,6 @@ class Optimizer(ABC):
                     if idle and all(pending.descent is None for pending in self._pending):
                         self._pending.clear()  # nothing has begun
                     self._left = self._left or (idle and bool(self._pending))
-                    self._start_vote(idle)
-                    if idle and not self._left:  # there is no step to finish, in which the outcome would matter
-                        self._vote = None
                     self._complete(error)
                     raise
             return self.finish()
@@ -190,15 +183,16 @@ class Optimizer(ABC):
         """Start to sum the gradient of one parameter, while those of others are still being computed. Requires ``by_layer``.
 
         All ranks must start the same parameters in the same order; :meth:`finish` ends the step. Do not modify ``gradient`` until then.
-        Communication progresses in calls of ``start`` and ``finish``. Errors in the gradient are raised by ``finish``, on all ranks. If a
-        rank is interrupted here, it raises KeyboardInterrupt, and the other ranks raise an error in ``finish``.
+        Communication progresses in calls of ``start`` and ``finish``. Errors in the gradient are raised by ``finish``, on all ranks. If
+        anything else is raised here, such as KeyboardInterrupt, this rank has left the step, and the other ranks raise an error in
+        ``finish``.
 
         Raises
         ------
         AlgorithmError
             If parameters are packed, or gradients are to be clipped, which needs the norm of all gradients.
         """
-        before = latest(self.comm)
+        before, underway = latest(self.comm), False
         try:
             if not self.settings.by_layer:
                 raise AlgorithmError("parameters are packed into one vector: give all gradients to step, or construct with by_layer=True")
@@ -209,19 +203,18 @@ class Optimizer(ABC):
                 return
             if self._left:
                 self._take_up()
-            sums = len(self._pending)
+            sums, underway = len(self._pending), True
             try:
                 descent = self._startable(layer)
                 used = self._rate(rate)
                 self._sum(descent, self._fed(descent, descent.pack.checked([gradient]), used, 1.0), used)
-            except BaseException as error:
+            except Exception as error:
                 self._tell_rest(error, sums + 1)
-                if not isinstance(error, Exception):
-                    self._leave(layer, error)
-                    raise
             with suppress(Exception):  # which finish raises
                 self._pending[-1].test()
         except BaseException as error:
+            if underway:
+                self._leave(layer, error)
             leave(self.comm, error, before)
             raise
 
@@ -236,10 +229,9 @@ class Optimizer(ABC):
         Raises
         ------
         SparseAllreduceError
-            The first error of the step, the same on every rank. Parameters whose sums failed are unchanged, and their residuals have lost
-            nothing, see :class:`~sparseallreduce.ErrorFeedback`. Sums that all ranks have completed are applied. If an interrupted rank
-            lacks a sum that another rank has, no rank applies any sum, and the values return to the residuals. The step does not count, and
-            the optimiser is ready for the next one.
+            The first error of the step, the same on every rank. Parameters are unchanged, the values of completed sums return to the
+            residuals, which have lost nothing, see :class:`~sparseallreduce.ErrorFeedback`, and the step does not count. If a rank was
+            interrupted while it waited, and other ranks have completed the step, the next step raises MismatchError on all ranks.
 
         Notes
         -----
@@ -252,7 +244,6 @@ class Optimizer(ABC):
             self._missed.clear()
             self._finish()
             updates, failure = self._updates, self._failure
-            self._vote = self._alike = None
             self._updates, self._failure, self._left = {}, None, False
             if failure is not None:
                 raise failure
@@ -264,7 +255,7 @@ class Optimizer(ABC):
             raise
 
     def _finish(self) -> None:
-        """Wait for the sums of this step, and apply them, if all ranks have the same ones."""
+        """Wait for the sums of this step, and apply them if none has failed."""
         while self._pending:
             pending = self._pending[0]
             try:
@@ -278,7 +269,7 @@ class Optimizer(ABC):
                 self._summed.append((pending, update))
             del self._pending[0]
         if self._failure is not None:
-            self._put_back_uneven()
+            self._put_back()
         while self._summed:
             pending, update = self._summed[0]
             assert pending.descent is not None
@@ -286,41 +277,15 @@ class Optimizer(ABC):
             self._updates[pending.descent] = update
             del self._summed[0]
 
-    def _start_vote(self, idle: bool = True) -> None:
-        """Start to compare the completed sums of a failing step with those of the other ranks.
-
-        Every rank on which a step fails does so, and so does a rank before it leaves a step, because an interrupted rank may lack sums that
-        other ranks have. A step with a single sum needs no comparison. ``idle`` is False if the sums of this rank belong to another step.
-        """
-        if self._vote is not None or len(self._descents) == 1:
-            return
-        done = {each.descent for each in self._pending if each.has_succeeded()} | {each.descent for each, _ in self._summed}
-        done = done if idle else set()
-        numbers = [number for number, descent in enumerate(self._descents) if descent in done]
-        vote = self._agree(Intent((("sums that this rank has of a step that fails", str(numbers)),), 0))
-        if idle:
-            self._held, self._vote = frozenset(self._descents[number] for number in numbers), vote
-
-    def _put_back_uneven(self) -> None:
-        """Return all sums of a failing step to the residuals if the ranks have completed different ones, so that no rank applies them."""
-        self._start_vote()
-        if self._vote is not None and self._alike is None:
-            try:
-                self._vote.wait()
-                self._alike = True
-            except Exception as error:
-                self._alike = False
-                self._unsure += not isinstance(error, MismatchError)
-        kept = self._held if self._alike else frozenset()
-        for pending, update in tuple(self._summed):
+    def _put_back(self) -> None:
+        """Return the completed sums of a failed step to the residuals, so that no rank applies them: another rank may lack one of them."""
+        while self._summed:
+            pending, _ = self._summed[0]
             assert pending.descent is not None
-            if self._vote is not None and pending.descent not in kept:
+            with suppress(AlgorithmError):  # it was put back before an interrupt
                 pending.descent.feedback.put_back()
-                pending.failed()
-                self._summed.remove((pending, update))
-        if self._alike is False:
-            for descent in self._descents:
-                descent.feedback.reducer.reset()
+            pending.failed()
+            del self._summed[0]
 
     def _complete(self, error: BaseException) -> None:
         """Wait for the sums in flight before an error is raised, so that no rank waits for this one; interrupts end them."""
@@ -427,7 +392,7 @@ class Optimizer(ABC):
         if any(array.dtype != pack.dtype for pack in packs for array in pack.parameters):
             raise StreamTypeError("parameters that are packed into one vector have to be of one dtype: convert them, or take by_layer=True")
         rate_first = self.rate_first and self.settings.adam is None
-        revocable = len(packs) > 1 and self.comm.size > 1  # otherwise no rank can lack a sum of a step that another rank has
+        revocable = len(packs) > 1  # a sum may fail after another one is complete
         return [PackDescent(pack, self.settings, self._reducer(pack.size), rate_first, revocable) for pack in packs]
 
     def _startable(self, layer: int) -> PackDescent:
@@ -471,8 +436,6 @@ class Optimizer(ABC):
     def _sum(self, descent: PackDescent, vector: Array, rate: float) -> None:
         """Start a sum that the ranks match by step, parameters and rate."""
         said = {"parameters": descent.pack.layers, "step of the optimiser": self.steps, "learning rate": rate}
-        if self._unsure:
-            said["step of the optimiser"] = f"{self.steps}, behind {self._unsure} that may not have been applied by all ranks"
         pending = _Pending(descent, rate, descent.feedback.gradients)
         self._pending.append(pending)
 
@@ -500,12 +463,19 @@ class Optimizer(ABC):
                     pending.start(self.comm, lambda: self._agree(Intent((), 0, error)))
 
     def _leave(self, layer: int, error: BaseException) -> None:
-        """Abandon a step whose parameters are started separately: report the error in place of the sums of the other parameters."""
+        """Abandon a step whose parameters are started separately: report the error in place of the sums of the other parameters.
+
+        If this rank has all sums already, so have the other ranks: they complete the step, and raise the error in their next operation.
+        """
         self._left = True
         started = [pending.descent for pending in self._pending]
         self._missed = {place for place, each in enumerate(self._descents) if place != layer and each not in started}
         self._tell_rest(error, self._sums or len(self._descents))
-        self._start_vote()
+        self._complete(error)
+        if all(pending.has_succeeded() for pending in self._pending):  # the step has not failed on any rank
+            return
+        if isinstance(error, Exception):  # an interrupt ends sums on this rank alone, and the other ranks are to know
+            mark_known(self.comm, error)
 
     def _take_up(self) -> None:
         """Finish a step that an error has left unfinished on all ranks.
@@ -619,4 +589,5 @@ class _Pending:
     def failed(self) -> None:
         """Commit the gradient if it is in the residual although the sum failed."""
         if self.descent is not None and self.descent.feedback.gradients > self.gradients:
+            self.gradients = self.descent.feedback.gradients
             self.descent.taken()

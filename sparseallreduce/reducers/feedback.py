@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -101,7 +101,7 @@ class ErrorFeedback:
         self.contributed: Any = no_indices(reducer.size)
         self.gradients = 0
         self.revocable = revocable
-        self._taken: tuple[Any, Any] | None = None  # positions in the residual, and their values before the latest step removed its part
+        self._undo: _Undo | None = None
         self._settled = False  # whether the residual has been moved to where the gradients are
 
     def __repr__(self) -> str:
@@ -157,30 +157,30 @@ class ErrorFeedback:
         return self.reducer.planned(self.residual, gradient, kind=partial(_Step, self))
 
     def put_back(self) -> None:
-        """Return the values that the latest step has sent to the residual, which keeps the step's gradient.
+        """Undo the latest step except for its gradient, which the residual keeps with the values that were sent.
 
-        Use it if the update of a step is not applied because other ranks do not have it. Call it before the next step, and
-        :meth:`Reducer.reset` on all ranks.
+        Use it if the update of a step is not applied because other ranks do not have it. Call it before the next step.
 
         Raises
         ------
         AlgorithmError
             If the error feedback is not ``revocable``, or if no step has been completed since the latest call.
         """
-        if self._taken is None:
+        undo = self._undo
+        if undo is None:
             raise AlgorithmError("there is no step to put back: construct with revocable=True, and call this once after a completed step")
-        places, values = self._taken
-        if isinstance(places, slice):
-            self.residual[places] = values
+        if isinstance(undo.places, slice):
+            self.residual[undo.places] = undo.values
         else:
-            kernels.scatter_set(places, values, 0, self.residual)
+            kernels.scatter_set(undo.places, undo.values, 0, self.residual)
+        self.reducer._take_back(dict(undo.kept))
         self.contributed = no_indices(self.reducer.size)
-        self._taken = None
+        self._undo = None
 
     def reset(self) -> None:
         """Clear residual and state; raise AlgorithmError if a step is in flight."""
         self.reducer.reset()
-        self._taken = None
+        self._undo = None
         self.residual[:] = 0
         self.contributed = no_indices(self.reducer.size)
         self.gradients = 0
@@ -211,7 +211,7 @@ class ErrorFeedback:
             ours = f"shape {self.residual.shape} and dtype {self.residual.dtype}"
             raise CheckpointError(f"this state has a residual of shape {residual.shape} and dtype {residual.dtype}, not of {ours}")
         self.reducer.restore(state)
-        self._taken = None
+        self._undo = None
         self.residual[:] = array_module(self.residual).asarray(residual)
         self.contributed = no_indices(self.reducer.size)
         self.gradients = int(state["gradients"])
@@ -238,24 +238,34 @@ class _Step(ReducerOperation):
         if self.feedback.decay != 1 and self.accumulator is not None:
             self.accumulator *= self.accumulator.dtype.type(self.feedback.decay)
         super().take_in()
-        self.feedback._settled, self.feedback._taken = True, None
+        self.feedback._settled, self.feedback._undo = True, None
         self.feedback.gradients += 1
 
     def completed(self, reduced: Reduced, ranks: int) -> SparseStream:
         mean, returned = _divided(reduced.update, ranks), self.reducer.returned
         assert self.accumulator is not None and returned is not None
-        taken = _held(self.accumulator, reduced.contributed, returned) if self.feedback.revocable else None
+        undo = self._undo(reduced.contributed, returned) if self.feedback.revocable else None
         _take_out(self.accumulator, reduced.contributed, returned)
-        self.feedback.contributed, self.feedback._taken = reduced.contributed, taken
+        self.feedback.contributed, self.feedback._undo = reduced.contributed, undo
         return mean
 
+    def _undo(self, contributed: Any, returned: SparseStream) -> _Undo:
+        """Return a copy of what this step changes beside the gradient that it has added."""
+        assert self.accumulator is not None and self._before is not None
+        if isinstance(contributed, slice):
+            places, values = contributed, self.accumulator[contributed].copy()
+        else:
+            places = array_module(self.accumulator).union1d(contributed, returned.indices) if returned.stored else contributed
+            values = self.accumulator[places]
+        return _Undo(places, values, self._before)
 
-def _held(residual: NDArray[Any], contributed: Any, returned: SparseStream) -> tuple[Any, Any]:
-    """Return the positions of the residual that :func:`_take_out` changes, with copies of their values."""
-    if isinstance(contributed, slice):
-        return contributed, residual[contributed].copy()
-    places = array_module(residual).union1d(contributed, returned.indices) if returned.stored else contributed
-    return places, residual[places]
+
+class _Undo(NamedTuple):
+    """What the latest step has changed, as it was before."""
+
+    places: Any  # positions of the residual: indices or a slice
+    values: Any
+    kept: dict[str, Any]  # state of the reducer
 
 
 def _take_out(residual: NDArray[Any], contributed: Any, returned: SparseStream) -> None:

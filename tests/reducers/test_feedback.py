@@ -323,3 +323,34 @@ def test_what_is_not_finite_leaves_the_residual_with_the_update():
     mean = feedback.step(np.float32([1, np.nan, np.inf, 2]), sar.SERIAL)
     assert np.isnan(mean.values).tolist() == [True]
     assert feedback.residual.tolist() == [1, 0, np.inf, 2]
+
+
+@pytest.mark.parametrize("name", REDUCERS)
+def test_a_step_that_is_put_back_leaves_its_gradient_and_nothing_else(name):
+    """Later sums are those of residuals that have held the gradient from the beginning, with the state that the reducers had before."""
+    rng = np.random.default_rng(1)
+    steps = [[rng.standard_normal(64).astype(np.float32) for _ in range(4)] for _ in range(4)]
+    group, others = ([sar.ErrorFeedback(REDUCERS[name](64, 4), revocable=True) for _ in range(4)] for _ in range(2))
+    for each in (group, others):
+        sar.simulate(steps[0], each)
+    sar.simulate(steps[1], group)
+    for feedback, other, gradient in zip(group, others, steps[1]):
+        feedback.put_back()
+        other.residual += gradient
+    for gradients in steps[2:]:
+        np.testing.assert_array_equal(*(sar.simulate(gradients, each).outputs[0].to_dense() for each in (group, others)))
+    for feedback, other in zip(group, others):
+        np.testing.assert_array_equal(feedback.residual, other.residual)
+
+
+def test_only_a_completed_step_of_a_revocable_feedback_is_put_back():
+    for revocable in (False, True):
+        feedback = sar.ErrorFeedback(sar.TopkA(4, 1), revocable=revocable)
+        with pytest.raises(sar.AlgorithmError, match="no step to put back"):
+            feedback.put_back()
+        feedback.step(np.float32([1, 2, 3, 4]), sar.SERIAL)
+        if revocable:
+            feedback.put_back()
+            np.testing.assert_array_equal(feedback.residual, [1, 2, 3, 4])
+        with pytest.raises(sar.AlgorithmError, match="no step to put back"):
+            feedback.put_back()
