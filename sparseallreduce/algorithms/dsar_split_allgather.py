@@ -13,9 +13,7 @@ from sparseallreduce.streams.stream import SparseStream
 __all__ = ["DenseBlock", "dsar_split_allgather"]
 
 
-def dsar_split_allgather(
-    stream: SparseStream, rank: int, ranks: int, reduction: Reduction, cut: Cutter | None = None
-) -> Schedule:
+def dsar_split_allgather(stream: SparseStream, rank: int, ranks: int, reduction: Reduction, cut: Cutter | None = None) -> Schedule:
     """Split the index space as SSAR_Split_AlGa, with dense sums, for sums known to be too full for sparse forms.
 
     The algorithm has two steps:

@@ -363,9 +363,7 @@ def configured(
     return fixed
 
 
-def _fastest(
-    entries: float, size: int, kind: Kind, ranks: int, machine: Machine, hosts: Hosts, overlap: Overlap | None
-) -> str:
+def _fastest(entries: float, size: int, kind: Kind, ranks: int, machine: Machine, hosts: Hosts, overlap: Overlap | None) -> str:
     """Return the fastest algorithm by the model, with indices that take no bytes, so that dense forms never pay."""
     problem = Problem(
         entries=entries,

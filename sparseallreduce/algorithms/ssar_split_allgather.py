@@ -12,9 +12,7 @@ from sparseallreduce.streams.stream import SparseStream
 __all__ = ["ssar_split_allgather"]
 
 
-def ssar_split_allgather(
-    stream: SparseStream, rank: int, ranks: int, reduction: Reduction, cut: Cutter | None = None
-) -> Schedule:
+def ssar_split_allgather(stream: SparseStream, rank: int, ranks: int, reduction: Reduction, cut: Cutter | None = None) -> Schedule:
     """Split the index space so that every rank adds one P-th of it, and gather the parts.
 
     The algorithm has two steps:

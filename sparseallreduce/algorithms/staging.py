@@ -72,7 +72,7 @@ def _staged(schedule: Schedule, staging: _Staging, exact: bool) -> Generator[Ste
         match step:
             case Quantise() if exact:
                 value = step.stream
-            case (Exchange() | Shift()) if not isinstance(step.stream, tuple):
+            case Exchange() | Shift() if not isinstance(step.stream, tuple):
                 value = yield step._replace(stream=staging.to_message(step.stream), merging=_Uploading(staging, step.merging))
             case Send() | Exchange() | Shift():
                 value = staging.to_device((yield step._replace(stream=staging.to_message(step.stream))))

@@ -94,9 +94,7 @@ class Measured:
 @progress_option()
 @sweep_option()
 @click.option("--latency", type=click.FloatRange(min=0), help="--sweep: seconds per message between simulated ranks  [measured].")
-@click.option(
-    "--bandwidth", type=click.FloatRange(0, min_open=True), help="--sweep: bytes per second between simulated ranks  [measured]."
-)
+@click.option("--bandwidth", type=click.FloatRange(0, min_open=True), help="--sweep: bytes per second between simulated ranks  [measured].")
 @click.option("--json", "json_path", type=OUTPUT_FILE, help="File for the results, with every single time.")
 @click.option("--csv", "csv_path", type=OUTPUT_FILE, help="File for every single time as a table.")
 @click.pass_context

@@ -25,9 +25,7 @@ from sparseallreduce.runtime.objects import agreed
     type=Whole(min=1),
     help="Number of samples: 100,000 (uniform), 2,396,130 (url-like), 350,000 (webspam-like) by default.",
 )
-@click.option(
-    "--features", type=Whole(min=2, max=2**32 - 1), help="Number of features: 100,000, 3,231,961 and 16,609,143 by default."
-)
+@click.option("--features", type=Whole(min=2, max=2**32 - 1), help="Number of features: 100,000, 3,231,961 and 16,609,143 by default.")
 @click.option("--density", type=click.FloatRange(0, 0.5, min_open=True), help="Non-zeros per sample as a fraction of the features.")
 @click.option("--seed", type=Whole(min=0), default=0, show_default=True, help="Seed; the same arguments give the same bytes.")
 @progress_option()

@@ -16,7 +16,7 @@ from sparseallreduce.cli.inputs import table_arguments
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output
 from sparseallreduce.linear.data.feature_names import feature_names, read_names, write_names
 from sparseallreduce.linear.data.parts import Data
-from sparseallreduce.linear.data.reading import Reading, table_reading
+from sparseallreduce.linear.data.reading import Reading, TableReading
 from sparseallreduce.linear.interpretation import class_number, shown_label
 from sparseallreduce.linear.model_file import FittedModel
 from sparseallreduce.runtime.objects import agreed
@@ -64,7 +64,7 @@ def write_dictionary(path: Path, data: Data, comm: Any, features: int, chosen: d
     """Write the names of hashed features to a file on rank 0, and return a line about it; collective."""
     columns = table_arguments(chosen)
     del columns["n_features"]
-    names = feature_names(data, comm, features, Reading(chosen["format"], table=table_reading(**columns)))
+    names = feature_names(data, comm, features, Reading(chosen["format"], table=TableReading(**columns)))
     agreed(comm, lambda: write_names(path, names) if comm.rank == 0 else None)
     return f"{path}: the names of {len(set(names.values())):,} features"
 

@@ -55,15 +55,24 @@ _WITH_DENSE_RANKS = ("dense", "dsar_split_allgather", "dsar_early_switch", "dens
 @click.option("--seed", type=Whole(min=0), default=0, show_default=True, help="Seed of the data.")
 @hosts_options()
 @click.option(
-    "--device", type=click.Choice(["cpu", "gpu"]), default="cpu", show_default=True,
+    "--device",
+    type=click.Choice(["cpu", "gpu"]),
+    default="cpu",
+    show_default=True,
     help="Where the simulated streams are. gpu adds the copies of messages between GPU and host, and needs no GPU.",
 )
 @click.option(
-    "--copy-latency", type=click.FloatRange(min=0), default=_MACHINE.alpha_to_host, show_default=True,
+    "--copy-latency",
+    type=click.FloatRange(min=0),
+    default=_MACHINE.alpha_to_host,
+    show_default=True,
     help="Seconds per copy between GPU and host.",
 )
 @click.option(
-    "--copy-bandwidth", type=click.FloatRange(0, min_open=True), default=PCIE4_X16, show_default="PCI Express 4.0 x16, 3.15e10",
+    "--copy-bandwidth",
+    type=click.FloatRange(0, min_open=True),
+    default=PCIE4_X16,
+    show_default="PCI Express 4.0 x16, 3.15e10",
     help="Bytes per second in each direction.",
 )
 @lossy_options()
@@ -190,9 +199,7 @@ def _row(
     hosts, on_device = network.layout(ranks), copying is not None
     machine = machine_of(network, ranks / len(hosts.members))
     if copying is not None:
-        machine = machine._replace(
-            alpha_to_host=copying[0], beta_to_host=copying[1], alpha_to_device=copying[0], beta_to_device=copying[1]
-        )
+        machine = machine._replace(alpha_to_host=copying[0], beta_to_host=copying[1], alpha_to_device=copying[0], beta_to_device=copying[1])
     chosen = taken_by_auto(machine, size, entries, ranks, dtype, hosts=hosts, on_device=on_device).algorithm if name == AUTO else None
     start = perf_counter()
     out = sar.simulate(streams, chosen if chosen and on_device else name, network)

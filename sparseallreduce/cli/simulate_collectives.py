@@ -72,9 +72,7 @@ def _predicted(collective: str, name: str, streams: Sequence[sar.SparseStream], 
     return chosen, predicted_times(collective, problem, machine)[chosen or name]
 
 
-def _is_right(
-    collective: str, outputs: Sequence[Any], streams: Sequence[sar.SparseStream], expected: Array, magnitude: Array
-) -> bool:
+def _is_right(collective: str, outputs: Sequence[Any], streams: Sequence[sar.SparseStream], expected: Array, magnitude: Array) -> bool:
     """Return True if every rank has the result that it is to get."""
     ranks, size = len(streams), streams[0].size
     if collective == "reduce":

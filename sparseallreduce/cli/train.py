@@ -148,9 +148,7 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
     metavar="SAMPLES",
     help="Scale the learning rate with the batch: --learning-rate is meant for this many samples per step, on all ranks together.",
 )
-@click.option(
-    "--warmup", type=Whole(min=0), default=0, show_default=True, help="Epochs in which the rate rises to the scaled one."
-)
+@click.option("--warmup", type=Whole(min=0), default=0, show_default=True, help="Epochs in which the rate rises to the scaled one.")
 @click.option(
     "--C",
     "C",
@@ -366,9 +364,7 @@ def _measured(model: FittedModel, samples: Samples, names: list[str], comm: Any)
     return {of: evaluate_scores(model, scores, labels, measured.weights, comm, names)}
 
 
-def _with_solver(
-    asked: dict[str, Any], chosen: dict[str, Any], samples: Samples, given: set[str], tested: bool
-) -> dict[str, Any]:
+def _with_solver(asked: dict[str, Any], chosen: dict[str, Any], samples: Samples, given: set[str], tested: bool) -> dict[str, Any]:
     """Return the options with the solver that suits these samples, if none was requested."""
     if asked["solver_given"]:
         return chosen

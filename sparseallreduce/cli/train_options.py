@@ -241,8 +241,7 @@ def check(chosen: dict[str, Any], tested: bool) -> None:
         "--patience and --tolerance are for early stopping: give --early-stopping too": chosen["early_stopping"] is None
         and (chosen["patience"] is not None or chosen["tolerance"] is not None),
         "--early-stopping watches the test set: give --test too": watch.startswith("test") and not tested,
-        "--early-stopping watches held-out samples: give --validation too": watch.startswith("validation")
-        and chosen["validation"] is None,
+        "--early-stopping watches held-out samples: give --validation too": watch.startswith("validation") and chosen["validation"] is None,
         f"--early-stopping watches {watch}, which --evaluate-every 0 turns off: watch progressive_loss, or evaluate": not chosen[
             "evaluate_every"
         ]
@@ -254,8 +253,7 @@ def check(chosen: dict[str, Any], tested: bool) -> None:
         and folds is None,
         f"--checkpoint stores the state of one run: give one --{name}, and leave out --folds": (several or folds is not None)
         and chosen["checkpoint"] is not None,
-        "--folds compares several penalties: give them, as --C 0.01,0.1,1,10, or --C search": folds is not None
-        and values == (None,),
+        "--folds compares several penalties: give them, as --C 0.01,0.1,1,10, or --C search": folds is not None and values == (None,),
         "--folds and --validation both set the samples to hold out: leave one of them out": folds is not None
         and chosen["validation"] is not None,
         "--folds needs trained models: raise --epochs": folds is not None and chosen["epochs"] == 0,

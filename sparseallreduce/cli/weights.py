@@ -30,9 +30,7 @@ def weights(model: Path, top: int, label: str | None, names: Path | None, json_p
     found = largest_weights(fitted, top or None, number)
     several = len(fitted.classes) > 2
     header = ["feature", *(["class"] if several else []), "weight"]
-    rows: list[list[Any]] = [
-        [called[each.feature], *([label_of(fitted, each.number)] if several else []), each.weight] for each in found
-    ]
+    rows: list[list[Any]] = [[called[each.feature], *([label_of(fitted, each.number)] if several else []), each.weight] for each in found]
     shown = [
         {"feature": called[each.feature], "index": each.feature, "weight": each.weight}
         | ({"class": label_of(fitted, each.number)} if len(fitted.classes) else {})

@@ -118,9 +118,7 @@ class Encoding:
 
     def to_json(self) -> str:
         """Return the encoding as JSON text, which :meth:`from_json` reads."""
-        columns = [
-            {name: value for name, value in vars(column).items() if value or name in ("name", "kind")} for column in self.columns
-        ]
+        columns = [{name: value for name, value in vars(column).items() if value or name in ("name", "kind")} for column in self.columns]
         return json.dumps({"columns": columns, "target": self.target}, ensure_ascii=False)
 
     @classmethod

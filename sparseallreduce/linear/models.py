@@ -363,9 +363,7 @@ MODELS: dict[str, type[LinearModel]] = {model.name: model for model in (Logistic
 LOSSES: dict[str, dict[str, type[LinearModel]]] = {
     Logistic.name: {Logistic.loss_name: Logistic},
     Hinge.name: {kind.loss_name: kind for kind in (Hinge, SquaredHinge)},
-    Squared.name: {
-        kind.loss_name: kind for kind in (Squared, Huber, Quantile, Poisson, EpsilonInsensitive, SquaredEpsilonInsensitive)
-    },
+    Squared.name: {kind.loss_name: kind for kind in (Squared, Huber, Quantile, Poisson, EpsilonInsensitive, SquaredEpsilonInsensitive)},
 }
 
 

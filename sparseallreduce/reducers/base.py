@@ -140,9 +140,7 @@ class Reducer(ABC):
             result: Reduced = self.planned(accumulator).start(comm, blocking=True).wait()
             return result
 
-    def iallreduce(
-        self, accumulator: Any, comm: MPI.Intracomm | SerialCommunicator | None = None, *, progress: str = "manual"
-    ) -> Request:
+    def iallreduce(self, accumulator: Any, comm: MPI.Intracomm | SerialCommunicator | None = None, *, progress: str = "manual") -> Request:
         """Start an :meth:`allreduce` and return a request immediately; do not modify ``accumulator`` until it is complete.
 
         If it is modified nevertheless, the sum contains the values at the time of this rank's selection, which may be now or later.

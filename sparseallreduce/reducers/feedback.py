@@ -137,9 +137,7 @@ class ErrorFeedback:
             mean: SparseStream = self.planned(gradient).start(comm, blocking=True).wait()
             return mean
 
-    def istep(
-        self, gradient: Any, comm: MPI.Intracomm | SerialCommunicator | None = None, *, progress: str = "manual"
-    ) -> Request:
+    def istep(self, gradient: Any, comm: MPI.Intracomm | SerialCommunicator | None = None, *, progress: str = "manual") -> Request:
         """Start a :meth:`step` and return a request immediately; do not modify ``gradient`` until it is complete.
 
         ``progress`` is as in :func:`sparseallreduce.iallreduce`.

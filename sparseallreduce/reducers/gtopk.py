@@ -156,7 +156,6 @@ class GTopk(LocalSelection):
                 dropped = dropped + SparseStream._sparse_form(indices[places], values[places], self.size)
         return dropped
 
-
     def _settled_there(self, levels: list[Level], update: SparseStream, ours: Array) -> tuple[SparseStream, Array]:
         """Return the result of :meth:`_dropped`, and this rank's indices in the result, computed on a GPU.
 

@@ -18,7 +18,6 @@ from sparseallreduce.streams.wire.values import VALUE_CODECS, quantised
 __all__ = ["TopkA"]
 
 
-
 class TopkA(LocalSelection):
     """The sum of the ranks' top k by an allgather.
 

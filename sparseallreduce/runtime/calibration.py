@@ -103,9 +103,7 @@ def _processor() -> str:
 def _alike(kept: Machine, measured: Machine, slower: float) -> bool:
     """Return True if two measurements are close. ``slower`` limits the ratio of the times per byte; the other constants vary more."""
     times = zip(Machine._fields, _noticed(kept), _noticed(measured), strict=True)
-    return all(
-        before / _FASTER <= now <= before * (slower if name.startswith("beta") else _SLOWER) for name, before, now in times
-    )
+    return all(before / _FASTER <= now <= before * (slower if name.startswith("beta") else _SLOWER) for name, before, now in times)
 
 
 def _noticed(machine: Machine) -> list[float]:

@@ -171,9 +171,7 @@ def has_entered(error: BaseException) -> bool:
     return not isinstance(error, Exception) or isinstance(error, MPI.Exception)
 
 
-def exchange(
-    comm: MPI.Intracomm, ours: Any, places: Sequence[Any], others: Sequence[int], tag: int, requests: list[MPI.Request]
-) -> None:
+def exchange(comm: MPI.Intracomm, ours: Any, places: Sequence[Any], others: Sequence[int], tag: int, requests: list[MPI.Request]) -> None:
     """Send this rank's bytes or array to all other ranks and receive theirs; receive requests come first in the list.
 
     Received data may be shorter than its place. If the call was interrupted, call it again with the same list to continue.

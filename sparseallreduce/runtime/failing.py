@@ -365,4 +365,3 @@ def _close(generator: Any) -> None:
     """Close a generator and ignore its exceptions, since the operation has already failed."""
     with contextlib.suppress(Exception):
         generator.close()
-

@@ -109,9 +109,7 @@ def _is_open_mpi() -> bool:
     return bool(MPI.Get_library_version().startswith("Open MPI"))
 
 
-def _deleted(
-    give_back: Callable[[Any], Returning], note: Callable[[Any], None] | None, _comm: MPI.Comm, _key: int, value: Any
-) -> None:
+def _deleted(give_back: Callable[[Any], Returning], note: Callable[[Any], None] | None, _comm: MPI.Comm, _key: int, value: Any) -> None:
     if children.generation:  # in a forked process the communicator belongs to the parent, which still uses it
         return
     if note is not None:

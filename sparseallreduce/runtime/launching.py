@@ -55,9 +55,7 @@ __all__ = [
 Made = tuple[Call | ListCall | None, Intent]
 
 
-def start(
-    stream: Any, comm: Any, op: Any, algorithm: Any, options: dict[str, Any], blocking: bool, struck: Made | None = None
-) -> Request:
+def start(stream: Any, comm: Any, op: Any, algorithm: Any, options: dict[str, Any], blocking: bool, struck: Made | None = None) -> Request:
     """Start an allreduce. Parameters, errors and result are those of :mod:`~sparseallreduce.runtime.api`.
 
     With ``blocking`` the operation is complete when this returns, and its errors are raised here. ``struck`` replaces the call and intent
@@ -189,9 +187,7 @@ def checked_intent(intent: Intent, comm: Any, progress: str, timeout: Any = None
     return intent
 
 
-def launched(
-    comm: Any, work_on: Callable[[Channel], Work], stream: SparseStream | None, blocking: bool, progress: str
-) -> Request:
+def launched(comm: Any, work_on: Callable[[Channel], Work], stream: SparseStream | None, blocking: bool, progress: str) -> Request:
     """Start an operation, or queue it until it can start, and wait for it if ``blocking``."""
     over = over_mpi()
     if over.progress.freed:

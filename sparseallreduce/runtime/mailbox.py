@@ -118,9 +118,7 @@ class InPieces(Arrival):
 class InParts(Arrival):
     """A message whose headers have arrived, and whose parts are received into arrays of their own."""
 
-    def __init__(
-        self, headers: list[wire.Header], parts: list[Bytes], requests: list[MPI.Request], queue: Queue | None = None
-    ) -> None:
+    def __init__(self, headers: list[wire.Header], parts: list[Bytes], requests: list[MPI.Request], queue: Queue | None = None) -> None:
         self.headers, self.memory, self.requests, self._queue = headers, parts, requests, queue
         self.nbytes = wire.HEADER_BYTES * len(headers) + sum(map(len, parts))
 

@@ -252,7 +252,6 @@ def gather_on_first(comm: Any, array: Array, lengths: list[int]) -> Array:
     if comm.rank == 0:
         whole[: bounds[1]] = array
     for source in range(1, comm.size):  # one at a time, so that the first rank needs memory for one only
-
         step = Recv(source) if comm.rank == 0 else Send(0, _as_stream(_bytes(whole))) if comm.rank == source else None
         arrived = _carried_out(comm, _SAID, lambda _rank, _ranks, step=step: _nothing() if step is None else _one(step))  # type: ignore[misc]
         if comm.rank == 0:

@@ -100,9 +100,7 @@ def collective_beginning(
     return _beginning(stream, reduction, limits, fastest)
 
 
-def _beginning(
-    stream: SparseStream, reduction: Reduction, limits: tuple[int, int, int], fastest: Callable[[bool, bool], str]
-) -> str:
+def _beginning(stream: SparseStream, reduction: Reduction, limits: tuple[int, int, int], fastest: Callable[[bool, bool], str]) -> str:
     """Return what is settled, or else what ``fastest`` finds: it is told whether a stream can be packed, and written to shared memory."""
     summed, nbytes = reduction.op.is_sum, packed.packed_bytes(stream)
     always, room, capacity = limits
@@ -188,9 +186,7 @@ def _fastest(problem: Problem, machine: Machine, fits: bool, writes: bool, share
 
 
 @lru_cache(maxsize=4096)
-def _fastest_of(
-    collective: str, considered: Problem, problem: Problem, machine: Machine, fits: bool, writes: bool, share: float
-) -> str:
+def _fastest_of(collective: str, considered: Problem, problem: Problem, machine: Machine, fits: bool, writes: bool, share: float) -> str:
     times = {name: time + 2 * machine.alpha for name, time in predicted_times(collective, considered, machine).items()}
     times |= _times(problem, machine, fits, writes, share)
     return min(times, key=times.__getitem__)

@@ -189,9 +189,7 @@ def made_sparse_memory(channel: Channel) -> Generator[Step, Any, SparseMemory | 
         return SparseMemory(file, channel.rank, channel.ranks, channel.oversubscribed, channel.cores)
 
     ranks = channel.ranks
-    memory: SparseMemory | None = yield from shared_file(
-        channel.rank, SparseMemory.nbytes(ranks), SparseMemory.reserved(ranks), make
-    )
+    memory: SparseMemory | None = yield from shared_file(channel.rank, SparseMemory.nbytes(ranks), SparseMemory.reserved(ranks), make)
     return memory
 
 

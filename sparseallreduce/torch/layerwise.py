@@ -57,9 +57,7 @@ class _Layerwise(torch.optim.Optimizer):
     def _ratios(self, moved: Sequence[tuple[torch.Tensor, dict[str, Any], torch.Tensor]]) -> list[float]:
         """Return the factor of the learning rate for each layer."""
         adapted = [
-            place
-            for place, (parameter, group, _) in enumerate(moved)
-            if (parameter.ndim > 1 if group["adapt"] is None else group["adapt"])
+            place for place, (parameter, group, _) in enumerate(moved) if (parameter.ndim > 1 if group["adapt"] is None else group["adapt"])
         ]
         pairs = [(moved[place][0], moved[place][2]) for place in adapted]
         norms = self._norms(pairs)

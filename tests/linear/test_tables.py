@@ -284,6 +284,21 @@ def test_files_of_a_table_may_have_their_columns_in_any_order_and_fewer_rows_tha
     assert samples.toarray().tolist() == [[1, 0, 1], [2, 1, 0]] and labels.tolist() == [0, 1]
 
 
+def test_a_test_set_is_converted_as_the_training_set(tmp_path):
+    (tmp_path / "train.csv").write_text("a,y\nx,1\nz,0\n")
+    (tmp_path / "test.csv").write_text("a,y\nz,0\n")
+    training = load(tmp_path / "train.csv", target="y")[0]
+    convert(tmp_path / "test.csv", tmp_path / "test.csr", sar.SERIAL, encoding=training.encoding)
+    found = load(tmp_path / "test.csr")[0]
+    assert found.encoding == training.encoding and found.to_scipy().toarray().tolist() == [[0, 1]]
+
+
+@pytest.mark.parametrize("read", [load, partial(convert, out="a.csr", comm=sar.SERIAL)])
+def test_a_misspelt_keyword_is_told_with_the_one_that_is_meant(read):
+    with pytest.raises(TypeError, match=r"\(\) got an unexpected keyword argument 'tagret'; did you mean 'target'\?"):
+        read("a.csv", tagret="y")
+
+
 def test_plain_text_behind_tabs_stays_text_unless_a_column_is_named(tmp_path):
     (tmp_path / "a.tsv").write_text("y\ttext\nspam\tgood film\n")
     assert load(tmp_path / "a.tsv", comm=sar.SERIAL)[0].names == ("spam", "y")

@@ -76,7 +76,11 @@ def _make(settings: Settings, title: str, curves: Sequence[Curves], network: Net
         timed = any("time" in show for each in curves for show in each.show)
         ways = [method for each in curves for method in each.methods]
         caption = f"Small models instead of the paper's networks; error feedback. P = {', '.join(map(str, counts))} simulated ranks"
-        caption += f", {described(network)}; time of selection measured here, computing not included." if timed else "."
+        if timed:
+            slow = " (1 Gbit/s, on which small models communicate for most of a step)" if network == ETHERNET else ""
+            caption += f", {described(network)}{slow}; time of selection measured here, computing not included."
+        else:
+            caption += "."
         if any(method.warm_up for method in ways):
             caption += " The first four of 20 epochs have densities of 25, 7.25, 1.5 and 0.4 %, as in the paper."
         return Picture(title, panels, caption)
@@ -110,10 +114,9 @@ FIGURES = (
             Curves("perceptron", (8,), _methods(1.0, "dense", "Top32", "Top8", "Top2"), _BY_EPOCH, each=16),
             network=PIZ_DAINT),
     _figure("thesis-5.16", "fully connected network: error over epochs and time, 8 nodes", "Thesis 5.16: a fully connected network",
-            Curves("perceptron", (8,), _methods(1.0, "dense", "Top8"), (*_BOTH_AXES, "accuracy over time"), each=16, times=4),
-            network=PIZ_DAINT),
+            Curves("perceptron", (8,), _methods(1.0, "dense", "Top8"), (*_BOTH_AXES, "accuracy over time"), each=16, times=4)),
     _figure("thesis-5.17", "recurrent network: error over epochs and time, 8 nodes", "Thesis 5.17: a recurrent network",
-            Curves("recurrent", (8,), _methods(1.0, "dense", "Top8"), _BOTH_AXES, times=2), network=PIZ_DAINT),
+            Curves("recurrent", (8,), _methods(1.0, "dense", "Top8"), _BOTH_AXES, times=2)),
     _figure("oktopk-9", "accuracy over time", "Ok-Topk 9: accuracy, k = 2 % of N",
             Curves("perceptron", (16,), _methods(0.02, *_EVERY), ("accuracy over time",)), network=PIZ_DAINT),
     _figure("oktopk-11", "error rate over time", "Ok-Topk 11: error, k = 2 % of N",

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -17,7 +16,7 @@ from sparseallreduce.linear.data.companion import write_columns
 from sparseallreduce.linear.data.files import PathLike, Piped, Progress
 from sparseallreduce.linear.data.formats import format_of, open_samples
 from sparseallreduce.linear.data.parts import Data, Source, described, source_of
-from sparseallreduce.linear.data.reading import AUTO, MOST_CATEGORIES, Reading, table_reading
+from sparseallreduce.linear.data.reading import Reading, TableOptions, table_reading
 from sparseallreduce.runtime.objects import agreed, collective, gather
 
 __all__ = ["convert"]
@@ -35,14 +34,9 @@ def convert(
     format: str | None = None,
     hash_bits: int | None = None,
     dtype: DTypeLike = np.float32,
-    target: str | None = None,
-    features: Sequence[str] | None = None,
-    drop: Sequence[str] = (),
-    categorical: Sequence[str] = (),
-    header: str = AUTO,
-    max_categories: int = MOST_CATEGORIES,
     on_read: Progress = None,
     on_written: Progress = None,
+    **columns: Unpack[TableOptions],
 ) -> Header:
     """Write the samples of files to a binary file, which appears under its name once complete. Collective over ``comm``.
 
@@ -65,11 +59,11 @@ def convert(
         As for :func:`~sparseallreduce.linear.load`.
     dtype : dtype
         Data type of the values, float32 or float64.
-    target, features, drop, categorical, header, max_categories
-        Options of tables, as for :func:`~sparseallreduce.linear.load`.
     on_read, on_written : callable, optional
         Functions called with the number of bytes of the source that this rank has processed, and of the result that it has written, since
         the last call.
+    target, features, drop, categorical, header, max_categories, encoding
+        Options of tables, as for :func:`~sparseallreduce.linear.load`.
 
     Returns
     -------
@@ -81,8 +75,7 @@ def convert(
     DatasetError
         On every rank.
     """
-    table = table_reading(target, features, drop, categorical, header, max_categories)
-    reading = Reading(format, hash_bits=hash_bits, table=table)
+    reading = Reading(format, hash_bits=hash_bits, table=table_reading("convert", columns))
     with source_of(source, comm) as files:
         chosen = format_of(files, reading, comm)
         agreed(comm, lambda: _check(files, chosen, Path(out)))

@@ -56,7 +56,13 @@ _UNREAD: dict[str, str] = {
     **dict.fromkeys((".xlsx", ".xls", ".ods"), "a spreadsheet"),
     **dict.fromkeys((".h5", ".hdf5"), "HDF5"),
     **dict.fromkeys((".pkl", ".pickle"), "a pickle"),
-    ".orc": "ORC", ".avro": "Avro", ".dta": "of Stata", ".sav": "of SPSS", ".sas7bdat": "of SAS", ".arff": "ARFF", ".mat": "of MATLAB",
+    ".orc": "ORC",
+    ".avro": "Avro",
+    ".dta": "of Stata",
+    ".sav": "of SPSS",
+    ".sas7bdat": "of SAS",
+    ".arff": "ARFF",
+    ".mat": "of MATLAB",
 }
 _PRINTED = re.compile(rb"[\x09-\x0d\x20-\x7e]")  # if this follows an alphanumeric signature, the file is text that starts with that word
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")

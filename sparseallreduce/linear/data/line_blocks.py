@@ -398,9 +398,7 @@ def _all_blocks(source: Source, sizes: list[int], progress: Progress, delimiter:
         begin += sizes[part]
 
 
-def _positioned(
-    path: PathLike, file: BinaryIO, text: BinaryIO, progress: Progress, delimiter: int = 0
-) -> Iterator[tuple[int, bytes]]:
+def _positioned(path: PathLike, file: BinaryIO, text: BinaryIO, progress: Progress, delimiter: int = 0) -> Iterator[tuple[int, bytes]]:
     """Yield the blocks of a text, and the position in the file before each."""
     position, first = 0, True
     while lines := _whole_lines(path, text, _BLOCK, delimiter):

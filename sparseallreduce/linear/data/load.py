@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -17,9 +16,8 @@ from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.data.files import Progress
 from sparseallreduce.linear.data.formats import format_of, open_samples
 from sparseallreduce.linear.data.parts import Data, Source, check_read_once, source_of
-from sparseallreduce.linear.data.reading import AUTO, MOST_CATEGORIES, Reading, table_reading
+from sparseallreduce.linear.data.reading import AUTO, Reading, TableOptions, table_reading
 from sparseallreduce.linear.data.svmlight.reader import ZeroIndexError
-from sparseallreduce.linear.encoding import Encoding
 from sparseallreduce.runtime.communicators import resolve
 from sparseallreduce.runtime.objects import together
 from sparseallreduce.streams.stream import index_dtype
@@ -39,13 +37,7 @@ def load(
     hash_bits: int | None = None,
     unlabelled: bool = False,
     cache: DataCache | None = None,
-    target: str | None = None,
-    features: Sequence[str] | None = None,
-    drop: Sequence[str] = (),
-    categorical: Sequence[str] = (),
-    header: str = AUTO,
-    max_categories: int = MOST_CATEGORIES,
-    encoding: Encoding | None = None,
+    **columns: Unpack[TableOptions],
 ) -> tuple[Dataset, Dataset | None]:
     r"""Read a training set, and a test set if given, into one feature space. Collective over ``comm``.
 
@@ -122,8 +114,7 @@ def load(
            [ 0.,  1.,  1.,  0.]], dtype=float32), array(['yes', 'no'], dtype='<U3'))
     """
     comm = resolve(comm)
-    table = table_reading(target, features, drop, categorical, header, max_categories, encoding)
-    reading = Reading(format, zero_based, hash_bits, unlabelled, table)
+    reading = Reading(format, zero_based, hash_bits, unlabelled, table_reading("load", columns))
     return together(comm, lambda: _load(train, test, comm, n_features, reading, progress, cache))
 
 
@@ -146,9 +137,7 @@ def _load(
     return _widened(training, features), None if testing is None else _widened(testing, features)
 
 
-def _read(
-    data: Data, comm: Any, n_features: int | None, reading: Reading, progress: Progress, cache: DataCache | None = None
-) -> Dataset:
+def _read(data: Data, comm: Any, n_features: int | None, reading: Reading, progress: Progress, cache: DataCache | None = None) -> Dataset:
     with source_of(data, comm, cache) as source:
         chosen = format_of(source, reading, comm)
         if chosen == "binary":

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from difflib import get_close_matches
+from typing import TypedDict, TypeVar
 
 from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.encoding import Encoding
@@ -18,6 +19,7 @@ __all__ = [
     "MOST_CATEGORIES",
     "TABLES",
     "Reading",
+    "TableOptions",
     "TableReading",
     "bits_of",
     "naming_option",
@@ -79,6 +81,18 @@ def what_is_read() -> str:
     return f"supported formats are {', '.join(listed)}"
 
 
+class TableOptions(TypedDict, total=False):
+    """The columns of a table, as keyword arguments: the fields of :class:`TableReading`."""
+
+    target: str | None
+    features: Sequence[str] | None
+    drop: Sequence[str]
+    categorical: Sequence[str]
+    header: str
+    max_categories: int
+    encoding: Encoding | None
+
+
 @dataclass(frozen=True)
 class TableReading:
     """The roles of the columns of a table.
@@ -99,8 +113,11 @@ class TableReading:
 
     def __post_init__(self) -> None:
         for name in ("features", "drop", "categorical"):
-            if isinstance(getattr(self, name), str):
-                raise DatasetError(f"{name} must be a list of columns, not the word {getattr(self, name)!r}")
+            value = getattr(self, name)
+            if isinstance(value, str):
+                raise DatasetError(f"{name} must be a list of columns, not the word {value!r}")
+            if value is not None:
+                object.__setattr__(self, name, tuple(value))
         if self.header not in HEADERS:
             raise DatasetError(f"header must be one of {', '.join(HEADERS)}, not {self.header!r}")
         if self.max_categories < 0:
@@ -112,19 +129,23 @@ class TableReading:
         return bool(self.target is not None or self.features or self.drop or self.categorical or self.encoding)
 
 
-def table_reading(
-    target: str | None,
-    features: Sequence[str] | None,
-    drop: Sequence[str],
-    categorical: Sequence[str],
-    header: str,
-    max_categories: int,
-    encoding: Encoding | None = None,
-) -> TableReading:
-    """Return the roles of columns, from arguments as users pass them. Raises DatasetError."""
-    given = [value if value is None or isinstance(value, str) else tuple(value) for value in (features, drop, categorical)]
-    columns: Any = dict(zip(("features", "drop", "categorical"), given))
-    return TableReading(target, header=header, max_categories=max_categories, encoding=encoding, **columns)
+def table_reading(function: str, columns: TableOptions) -> TableReading:
+    """Return the roles of columns, from the keyword arguments of a function.
+
+    Raises
+    ------
+    TypeError
+        If a keyword is unknown.
+    DatasetError
+        If an option is invalid.
+    """
+    known = TableOptions.__annotations__
+    for name in columns:
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{hint}")
+    return TableReading(**columns)  # type: ignore[arg-type]  # lists become tuples there
 
 
 @dataclass(frozen=True)

@@ -220,9 +220,7 @@ class LinearEstimator(StreamingEstimator):
         together(comm, lambda: self._learn_on(comm, X, y, sample_weight, passes, onward, partial, classes))
         return self
 
-    def _learn_on(
-        self, comm: Any, X: Any, y: Any, sample_weight: Any, passes: int, onward: bool, partial: bool, classes: Any
-    ) -> None:
+    def _learn_on(self, comm: Any, X: Any, y: Any, sample_weight: Any, passes: int, onward: bool, partial: bool, classes: Any) -> None:
         X, encoding = columns_encoded(X, self.encoding_ if onward else None, comm)
         samples = agreed(comm, lambda: self._checked(X, y, sample_weight, comm, onward, partial, encoding))
         self._check_same(samples, passes, onward, partial, comm)
@@ -256,9 +254,7 @@ class LinearEstimator(StreamingEstimator):
         """Return the fraction of the samples that are not held out."""
         return 1 - held_out(samples, self.validation_fraction) / samples if self.early_stopping else 1.0
 
-    def _checked(
-        self, X: Any, y: Any, sample_weight: Any, comm: Any, onward: bool, partial: bool, encoding: Encoding | None
-    ) -> Samples:
+    def _checked(self, X: Any, y: Any, sample_weight: Any, comm: Any, onward: bool, partial: bool, encoding: Encoding | None) -> Samples:
         """Return this rank's samples after checking them and the parameters."""
         self._check_parameters()
         if partial and self.early_stopping:

@@ -387,10 +387,13 @@ class LinearSVM(_LinearClassifier):
     __doc__ = (
         """A linear support vector machine: the hinge loss or its square (thesis section 2.2.2).
 """
-        + _with(_CLASSIFIER_PARAMETERS, """    loss : {"auto", "hinge", "squared_hinge"}
+        + _with(
+            _CLASSIFIER_PARAMETERS,
+            """    loss : {"auto", "hinge", "squared_hinge"}
         Loss, the hinge or its square. "auto" is the squared hinge, as in LIBLINEAR and scikit-learn's ``LinearSVC``, except with SGD steps
         (requested by ``partial_fit``, a parameter or ``solver``) and with the solver "cocoa", which use the hinge.
-""")
+""",
+        )
         + """
     Examples
     --------
@@ -486,7 +489,9 @@ class LinearRegression(RegressorMixin, LinearEstimator):
     __doc__ = (
         """Linear regression by least squares or another loss.
 """
-        + _with(PARAMETERS, """    loss : {"squared", "huber", "quantile", "poisson", "epsilon_insensitive", "squared_epsilon_insensitive"}
+        + _with(
+            PARAMETERS,
+            """    loss : {"squared", "huber", "quantile", "poisson", "epsilon_insensitive", "squared_epsilon_insensitive"}
         Loss: least squares; "huber", squared up to ``epsilon`` and linear beyond; "quantile" regression; "poisson", half the deviance of
         counts with the exponential of the score as their mean; or support vector regression, which ignores errors up to ``epsilon``, and
         counts larger ones by their excess or its square, as in scikit-learn's ``LinearSVR`` and LIBLINEAR.
@@ -496,7 +501,8 @@ class LinearRegression(RegressorMixin, LinearEstimator):
         has no effect.
     quantile : float
         For the loss "quantile": fraction of the labels that should be below the prediction.
-""")
+""",
+        )
         + _SOLVER
         + """
     Attributes

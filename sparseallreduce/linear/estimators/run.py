@@ -189,9 +189,7 @@ class TrainedEstimator(Parameterised):
         # much as a pass of adaptive steps, of which there are few.
         silent = call.partial and (chosen.schedule == PLATEAU or not _goes_by_losses(schedule))
         needless = silent or (chosen.update != "sgd" and not share)
-        options = Options(
-            call.passes, chosen.batch_size, call.seed, before=passed, validation=share, evaluate_every=0 if needless else 1
-        )
+        options = Options(call.passes, chosen.batch_size, call.seed, before=passed, validation=share, evaluate_every=0 if needless else 1)
         trainer = Trainer(model, strategy, schedule, options, stopping=stopping, rate_unit=unit)
         for epoch in trainer.run():
             if self.verbose and comm.rank == 0:

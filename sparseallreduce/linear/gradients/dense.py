@@ -35,9 +35,7 @@ class DenseGradient:
         Number of columns K: the array has the shape (size, K), and each row has K coefficients.
     """
 
-    def __init__(
-        self, dataset: Dataset, size: int, threads: Threads, array: Array | None = None, *, columns: int | None = None
-    ) -> None:
+    def __init__(self, dataset: Dataset, size: int, threads: Threads, array: Array | None = None, *, columns: int | None = None) -> None:
         self.dataset = dataset
         self.columns = columns
         shape = size if columns is None else (size, columns)

@@ -302,9 +302,7 @@ def _steps(
 
 
 @inlined
-def _step(
-    v: Array, norms: Array, index: int, slope: float, rate: float, beta: float, l1: float, l2: float, least: float
-) -> bool:
+def _step(v: Array, norms: Array, index: int, slope: float, rate: float, beta: float, l1: float, l2: float, least: float) -> bool:
     """Update one weight with penalties; return True if it is finite."""
     if slope == 0.0:
         return True

@@ -227,9 +227,7 @@ def add_in_bands(
 
 
 @inlined
-def products(
-    indices: Array, values: Array, shift: int, entry: Any, end: int, weights: Array, limit: int, sums: Any, far: bool
-) -> Any:
+def products(indices: Array, values: Array, shift: int, entry: Any, end: int, weights: Array, limit: int, sums: Any, far: bool) -> Any:
     """Add the products of entries and weights to four sums in turn, until fewer than four entries below ``limit`` are left.
 
     The value of an entry is at its index's position plus ``shift``. With a single sum, each addition would wait for the previous one.

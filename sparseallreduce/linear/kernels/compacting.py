@@ -198,5 +198,3 @@ def compact(
     renumber(offsets, out_indices, words, before)
     unmark(out[:count], words)
     return int(count)
-
-

@@ -96,11 +96,7 @@ def ascend_errors(
             curvature += 1.0 / (2.0 * bound)
             top = math.inf
         above, below = slope + epsilon, slope - epsilon  # derivatives for a variable above zero, and below
-        if (
-            (before == 0.0 and above > limit and below < -limit)
-            or (before >= top and above < -limit)
-            or (before <= -top and below > limit)
-        ):
+        if (before == 0.0 and above > limit and below < -limit) or (before >= top and above < -limit) or (before <= -top and below > limit):
             continue
         active[kept] = row
         kept += 1

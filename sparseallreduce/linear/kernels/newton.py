@@ -151,9 +151,7 @@ def add_class_curvature(
 
 
 @kernel
-def fill_rows(
-    indptr: Array, indices: Array, values: Array, frame: Array, rows: Array, factors: Array, intercept: int, out: Array
-) -> None:
+def fill_rows(indptr: Array, indices: Array, values: Array, frame: Array, rows: Array, factors: Array, intercept: int, out: Array) -> None:
     """Write some rows as dense ones, each times its factor, into ``out``, which must be zero."""
     for number in range(rows.size):
         row, factor = rows[number], factors[number]

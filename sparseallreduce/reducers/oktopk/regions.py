@@ -64,9 +64,7 @@ def tolerance(k: int, ranks: int, sums: int = 2) -> int:
     return int(max(min(evenly, left), k + ranks / 2))
 
 
-def rebalanced(
-    indices: NDArray[Any], bounds: Bounds, average: bool, k: int, rank: int, ranks: int
-) -> Generator[Step, Any, Bounds]:
+def rebalanced(indices: NDArray[Any], bounds: Bounds, average: bool, k: int, rank: int, ranks: int) -> Generator[Step, Any, Bounds]:
     """Return ``bounds``, or better ones if one of their regions holds too much.
 
     The averages of the paper are balanced if the ranks' indices have the same distribution. If not, the ranks count what is below further

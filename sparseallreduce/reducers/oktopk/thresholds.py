@@ -38,9 +38,7 @@ class Selected(NamedTuple):
     evaluated: bool = True
 
 
-def select_global(
-    region: SparseStream, k: int, threshold: float | None, rank: int, ranks: int
-) -> Generator[Step, Any, Selected]:
+def select_global(region: SparseStream, k: int, threshold: float | None, rank: int, ranks: int) -> Generator[Step, Any, Selected]:
     """Select the global top-k values in this rank's region.
 
     Parameters

@@ -170,4 +170,3 @@ class MessageHandshake(Handshake):
         finally:
             self._channel.mailbox.leftovers.keep(self._requests, self._rows)
         return True
-

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 __all__ = ["Leases"]
 
+
 def _nothing() -> None:
     """Stand in for the reference to a free block's array: return None."""
 

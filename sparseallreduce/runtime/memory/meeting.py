@@ -93,7 +93,6 @@ class Meeting:
             raise SparseAllreduceError("a rank has failed in an earlier step: start again with a new strategy")
         return bool(self._have_come(self._words, _WELL, *at, 1, 0))
 
-
     def _said(self) -> tuple[str, str]:
         """Return who waits, and for whom."""
         step, meetings = self._step, self._meetings

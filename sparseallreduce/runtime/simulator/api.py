@@ -101,9 +101,7 @@ def _simulate_streams(
     calls, entries = _agreed_calls(streams, op, algorithm, options)
     reductions = shared_reductions([(call.op, call.switch_density) for call in calls])
     schedules = _schedules(calls, entries, network, reductions)
-    simulation = run(
-        schedules, network, delivery=delivery, through_wire=through_wire, reductions=reductions, encoding=calls[0].encoding
-    )
+    simulation = run(schedules, network, delivery=delivery, through_wire=through_wire, reductions=reductions, encoding=calls[0].encoding)
     handed_over = {id(output): _handed_over(output, streams, reductions[0]) for output in simulation.outputs}
     simulation.outputs = [handed_over[id(output)] for output in simulation.outputs]
     return simulation

@@ -37,9 +37,7 @@ class NonZeroTopK(Selector):
         return indices, values
 
 
-def choose_nonzero(
-    accumulator: Array, gradient: Array | None, k: int, threshold: float = 0.0, least: int = 0
-) -> tuple[Array, Array, int]:
+def choose_nonzero(accumulator: Array, gradient: Array | None, k: int, threshold: float = 0.0, least: int = 0) -> tuple[Array, Array, int]:
     """Add the gradient, and select the k largest of the non-zero magnitudes that are at least a threshold.
 
     Parameters

@@ -105,9 +105,7 @@ class ThresholdReuse(Selector):
         return indices, values
 
 
-def choose_reusing(
-    accumulator: Array, gradient: Array | None, k: int, reuse: Reuse, drift: float = DRIFT
-) -> tuple[Array, Array, Reuse]:
+def choose_reusing(accumulator: Array, gradient: Array | None, k: int, reuse: Reuse, drift: float = DRIFT) -> tuple[Array, Array, Reuse]:
     """Perform a step of threshold reuse.
 
     Parameters

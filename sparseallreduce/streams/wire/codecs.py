@@ -94,7 +94,6 @@ class Encoding(NamedTuple):
         codec = next(codec for codec in INDEX_CODECS.values() if codec.name == self.index_codec)
         return PLAIN if codec.bytes_each(density, index_bytes) > index_bytes else codec
 
-
     def _dense_codec_for(self, stream: SparseStream, byte_seconds: float) -> IndexCodec:
         """Return the bitmap codec if enough values are zero, else plain."""
         width = stream.width or 1

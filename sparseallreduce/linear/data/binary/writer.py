@@ -260,5 +260,3 @@ def _write(file: BinaryIO, items: Array) -> None:
     left = np.ascontiguousarray(items).data.cast("B")
     while len(left):
         left = left[file.write(left) :]
-
-

@@ -41,6 +41,7 @@ Received = Callable[[int, int | None], object] | None
 _CHECKSUM = re.compile(r"[0-9a-fA-F]{64}")  # of SHA-256
 _LONGEST_PIN = 1 << 12  # largest size of a checksum file, in bytes
 
+
 @collective
 def fetch(
     name: str,

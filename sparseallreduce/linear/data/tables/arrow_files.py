@@ -75,9 +75,7 @@ def arrow_batches(source: Source, comm: Any, outlines: list[Outline], chosen: Ch
             yield from _within(path, batches, 0, first, last, chosen, progress)
 
 
-def _within(
-    path: PathLike, batches: Iterator[Any], at: int, first: int, last: int, chosen: Chosen, progress: Progress
-) -> Generator[Batch]:
+def _within(path: PathLike, batches: Iterator[Any], at: int, first: int, last: int, chosen: Chosen, progress: Progress) -> Generator[Batch]:
     """Yield the rows [first, last) of record batches, the first of which starts at row ``at``."""
     for record_batch in batches:
         low, high = max(first - at, 0), min(last - at, record_batch.num_rows)

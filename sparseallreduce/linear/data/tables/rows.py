@@ -62,4 +62,3 @@ def _codes(codes: Array, column: Column, bound: int, indices: Array, kept: Array
     if column.missing and missing.any():
         last = bound + column.width - 1
         indices[missing], kept[missing] = last, True
-

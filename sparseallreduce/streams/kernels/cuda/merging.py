@@ -210,8 +210,20 @@ def _writing(combined: Any) -> Any:
 
     @kernel
     def write(
-        ia: Any, va: Any, ib: Any, vb: Any, m: Any, m_held: Any, n: Any, n_held: Any,
-        run: Any, width: Any, begins: Any, starts: Any, iout: Any, vout: Any,
+        ia: Any,
+        va: Any,
+        ib: Any,
+        vb: Any,
+        m: Any,
+        m_held: Any,
+        n: Any,
+        n_held: Any,
+        run: Any,
+        width: Any,
+        begins: Any,
+        starts: Any,
+        iout: Any,
+        vout: Any,
     ) -> None:
         thread = cuda.grid(1)
         if thread < begins.shape[0]:
