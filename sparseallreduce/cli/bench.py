@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import click
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 import sparseallreduce as sar
 from sparseallreduce.algorithms import ALLREDUCE, AUTO
@@ -20,7 +19,7 @@ from sparseallreduce.cli.collectives_option import collective_option
 from sparseallreduce.cli.lossy_options import lossy_options
 from sparseallreduce.cli.network import Taken, capacity_of, machine_of, taken_by_auto
 from sparseallreduce.cli.numbers import Whole
-from sparseallreduce.cli.progress import progress_bar, progress_option
+from sparseallreduce.cli.progress import progress_bar, progress_option, write_line
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, on_rank_0, write_report
 from sparseallreduce.cli.sweep import Setting as Point
 from sparseallreduce.cli.sweep import grid, sweep_option
@@ -204,7 +203,7 @@ def _sweep(
 
         def on_point(point: dict[str, Any]) -> None:
             if comm.rank == 0:
-                tqdm.write(point_line(point))
+                write_line(point_line(point))
             bar.update()
 
         results = swept(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -9,13 +11,14 @@ import click
 from tqdm import tqdm
 
 from sparseallreduce.cli.compiling import announce_compiling
-from sparseallreduce.cli.terminal import columns_of_terminal, has_terminal
+from sparseallreduce.cli.terminal import columns_of_terminal, has_terminal, wrapped
 
-__all__ = ["progress_bar", "progress_option", "shows_progress"]
+__all__ = ["progress_bar", "progress_option", "shows_progress", "write_line"]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _KEY = "sparseallreduce.progress"
+_FORWARDED = 0.02  # seconds after which mpiexec has passed on what a rank has written
 
 
 def progress_option() -> Callable[[Command], Command]:
@@ -41,4 +44,44 @@ def shows_progress(context: click.Context | None = None) -> bool:
 def progress_bar(comm: Any, **options: Any) -> Any:
     """Return a ``tqdm`` progress bar with these options, shown on rank 0 only."""
     shown = comm.rank == 0 and shows_progress()
-    return tqdm(disable=not shown, leave=False, dynamic_ncols=columns_of_terminal() is None, ncols=columns_of_terminal(), **options)
+    kind = tqdm if sys.stderr.isatty() else _PipedBar
+    return kind(disable=not shown, leave=False, dynamic_ncols=columns_of_terminal() is None, ncols=columns_of_terminal(), **options)
+
+
+def write_line(text: str) -> None:
+    """Print a text above the bars of this process, wrapped to the width of the terminal."""
+    text = wrapped(text)
+    if shows_progress() and not sys.stderr.isatty():
+        text = "\n".join(line.ljust(columns_of_terminal() or 0) for line in text.split("\n"))
+    with tqdm.external_write_mode(file=sys.stdout):
+        click.echo(text)
+
+
+class _Returning:
+    """A file in which the cursor goes back to the start of the line with each piece of text."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def write(self, text: str) -> None:
+        self._file.write(f"{text}\r")
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+class _PipedBar(tqdm):  # type: ignore[type-arg]  # generic in its stubs only
+    """A bar that reaches a terminal through a pipe of mpiexec, which may deliver it before or after lines of the standard output.
+
+    The cursor stays at the start of the bar, so that such a line replaces it in either case.
+    """
+
+    @staticmethod
+    def status_printer(file: Any) -> Callable[[str], None]:
+        return tqdm.status_printer(_Returning(file))
+
+    def close(self) -> None:
+        was_open = not self.disable
+        super().close()
+        if was_open:
+            time.sleep(_FORWARDED)

@@ -12,7 +12,6 @@ from typing import Any
 import click
 import numpy as np
 from click.core import ParameterSource
-from tqdm import tqdm
 
 from sparseallreduce.algorithms import algorithms
 from sparseallreduce.cli import train_options, train_runs
@@ -30,9 +29,8 @@ from sparseallreduce.cli.inputs import (
 from sparseallreduce.cli.interpretation_options import names_option, write_dictionary
 from sparseallreduce.cli.metrics_options import asked_metrics, metrics_lines, metrics_option, metrics_record
 from sparseallreduce.cli.numbers import Whole
-from sparseallreduce.cli.progress import progress_option
+from sparseallreduce.cli.progress import progress_option, write_line
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, write_report
-from sparseallreduce.cli.terminal import wrapped
 from sparseallreduce.cli.train_samples import Samples, read_samples
 from sparseallreduce.cli.train_search import search
 from sparseallreduce.cli.train_table import compared, comparison, record
@@ -71,8 +69,9 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.option(
     "--loss",
     type=click.Choice([loss for losses in LOSSES.values() for loss in losses]),
-    help="svm: hinge or squared_hinge. linear: squared, huber, quantile, poisson, which predicts the exponential of the score, or for "
-    "support vector regression epsilon_insensitive or squared_epsilon_insensitive. "
+    metavar="LOSS",
+    help="logistic: log. svm: hinge or squared_hinge. linear: squared, huber, quantile, poisson, which predicts the exponential of the "
+    "score, or for support vector regression epsilon_insensitive or squared_epsilon_insensitive. "
     "Default: the first, but squared_hinge for svm unless SGD is requested.",
 )
 @click.option(
@@ -131,7 +130,12 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
     f"[picked; {train_options.CLASSES_BETA:g} with --learning-rate; --model linear: 0].",
 )
 @click.option(
-    "--schedule", type=click.Choice(list(SCHEDULES)), default="constant", show_default=True, help="How the learning rate changes."
+    "--schedule",
+    type=click.Choice(list(SCHEDULES)),
+    metavar="SCHEDULE",
+    default="constant",
+    show_default=True,
+    help=f"How the learning rate changes: {', '.join(SCHEDULES)}.",
 )
 @click.option(
     "--decay",
@@ -177,15 +181,19 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.option(
     "--strategy",
     type=click.Choice(list(STRATEGIES)),
+    metavar="STRATEGY",
     help="How ranks combine their work: local, each rank takes steps of its own, and changes are summed a few times per epoch; "
-    "the others sum gradients in every step  [local with --update ftrl on the host; else sparse].",
+    f"{', '.join(name for name in STRATEGIES if name != 'local')} sum gradients in every step  "
+    "[local with --update ftrl on the host; else sparse].",
 )
 @click.option(
     "--algorithm",
     type=click.Choice(algorithms()),
+    metavar="ALGORITHM",
     default="auto",
     show_default=True,
-    help="Allreduce algorithm of the strategies sparse, overlapped and local; giving one makes sparse the default strategy.",
+    help="Allreduce algorithm of the strategies sparse, overlapped and local; giving one makes sparse the default strategy: "
+    f"{', '.join(algorithms())}.",
 )
 @click.option(
     "--density",
@@ -220,7 +228,12 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
     "or the lowest loss if labels are numbers, is then trained on all samples.",
 )
 @click.option("--initial-model", type=click.Path(path_type=Path), metavar="MODEL", help="Start from the weights of a model file.")
-@click.option("--early-stopping", type=click.Choice(list(WATCHED)), help="Stop when this metric stops improving.")
+@click.option(
+    "--early-stopping",
+    type=click.Choice(list(WATCHED)),
+    metavar="METRIC",
+    help=f"Stop when this metric stops improving: {', '.join(WATCHED)}.",
+)
 @click.option("--patience", type=_COUNT, help="Early stopping: evaluated epochs without progress before the end [5].")
 @click.option("--tolerance", type=click.FloatRange(min=0), help="Early stopping: the smallest change that counts as progress [0].")
 @click.option("--checkpoint", type=_FOLDER, metavar="FOLDER", help="Write checkpoints into FOLDER, after each epoch by default.")
@@ -269,7 +282,7 @@ def train(data: Data, test: Path | None, initial_model: Path | None, json_path: 
     if both_standard_input(data, test):
         raise click.UsageError("standard input, -, can be read only once: give another file for DATA or --test")
     comm = world()
-    say: Callable[[str], None] = (lambda text: tqdm.write(wrapped(text))) if comm.rank == 0 else lambda text: None
+    say: Callable[[str], None] = write_line if comm.rank == 0 else lambda text: None
     agreed(comm, lambda: check_output(json_path, model_out, chosen["names"]) if comm.rank == 0 else None)
     encoding = None if initial_model is None else agreed(comm, lambda: load_model(initial_model).encoding)
     samples = read_samples(data, test, train_options.model(chosen), chosen, comm, encoding)

@@ -84,7 +84,6 @@ def test_what_means_nothing_without_or_with_a_gpu_is_one_line_and_status_2(argum
     assert "--device gpu" in output and output.count("\n") == 1
 
 
-
 def test_too_large_for_the_memory_is_said_at_once():
     output = simulate("--ranks", 10**6, "--size", 2**32, "--density", 0, "--algorithms", "dense", status=1)
 

@@ -2,6 +2,8 @@
 
 import contextlib
 import fcntl
+import io
+import itertools
 import os
 import pty
 import re
@@ -14,8 +16,11 @@ import click
 import numba
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
-from sparseallreduce.cli import compiling, main
+import sparseallreduce as sar
+from sparseallreduce.cli import compiling, main, progress
 from sparseallreduce.cli.compiling import Compilations
 from sparseallreduce.cli.progress import shows_progress
 from sparseallreduce.cli.terminal import Column, table_lines, wrapped
@@ -105,6 +110,57 @@ def test_a_terminal_of_80_columns_gets_lines_that_fit_a_bar_and_the_loss_so_far(
     states = [state for line in shown.decode().split("\n") for state in line.replace("\x1b[A", "").split("\r")]
     assert max(map(len, states)) <= 80
     assert any(re.search(r"training.*epoch \d+, loss [\d.]+", state) for state in states)
+
+
+@pytest.mark.parametrize("name", sorted(main.commands))
+def test_no_line_of_help_wraps_at_80_columns(name, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert max(map(len, command(name, "--help").stdout.splitlines())) <= 80
+
+
+class Recorded(io.StringIO):
+    """A stream that keeps each piece that is written."""
+
+    def __init__(self):
+        super().__init__()
+        self.pieces = []
+
+    def write(self, text):
+        self.pieces.append(text)
+        return super().write(text)
+
+
+@given(st.lists(st.booleans(), max_size=60))
+def test_lines_stay_whole_however_mpiexec_mixes_them_with_a_bar(order):
+    """Both streams of a rank reach the terminal through pipes of their own."""
+    with pytest.MonkeyPatch.context() as patch, click.Context(main) as context:
+        patch.setattr(sys, "stdout", Recorded())
+        patch.setattr(sys, "stderr", Recorded())
+        patch.setattr(progress, "_FORWARDED", 0)
+        patch.setenv("COLUMNS", "40")
+        context.meta["sparseallreduce.progress"] = "on"
+        with progress.progress_bar(sar.SERIAL, desc="a title", total=3, mininterval=0) as bar:
+            for number in range(3):
+                progress.write_line(f"line {number}")
+                bar.update()
+        streams = [sys.stdout.pieces, sys.stderr.pieces]
+    mixed = [streams[choice].pop(0) for choice in order if streams[choice]]
+    shown = _screen(piece for piece in itertools.chain(mixed, *streams) if isinstance(piece, str))
+    assert [line.rstrip() for line in shown if line.startswith("line")] == ["line 0", "line 1", "line 2"]
+
+
+def _screen(pieces):
+    """What a terminal shows that gets these pieces."""
+    rows, column = [""], 0
+    for character in "".join(pieces):
+        if character == "\n":
+            rows, column = [*rows, ""], 0
+        elif character == "\r":
+            column = 0
+        else:
+            rows[-1] = rows[-1][:column].ljust(column) + character + rows[-1][column + 1 :]
+            column += 1
+    return rows
 
 
 def test_compiling_is_announced_once_where_it_takes_long(monkeypatch):
