@@ -258,9 +258,7 @@ class SparseStream:
     @property
     def _stored(self) -> Array:
         """The array that holds the values, in either form."""
-        array = self._values if self._array is None else self._array
-        assert array is not None
-        return array
+        return self._values if self._array is None else self._array  # type: ignore[return-value]  # one of them is an array
 
     @property
     def is_dense(self) -> bool:

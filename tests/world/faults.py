@@ -25,7 +25,7 @@ from sparseallreduce.algorithms.allreduce import takes_samples
 from sparseallreduce.algorithms.collectives import COLLECTIVES
 from sparseallreduce.algorithms.fixed import FIXED
 from world import hooks, interrupts
-from world.hooks import DENSE, MESSAGES, PACKED, RECURSIVE, SKEWED, SPARSE_SHARED, UNEVEN
+from world.hooks import DENSE, MESSAGES, PACKED, READY, RECURSIVE, SKEWED, SPARSE_SHARED, UNEVEN
 from world.world import Preemptions, RandomOrder, RoundRobin, Stuck, World
 
 PROGRESS = "sparseallreduce.runtime.progress"
@@ -37,6 +37,7 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
     "KeyboardInterrupt": lambda: KeyboardInterrupt("struck by a fault"),
 }
 AFTERWARDS = 10  # operations that have to be right after a fault
+MANY, AFTERWARDS_OF_MANY = 32, 3  # so many ranks take their time
 
 
 class Fault(NamedTuple):
@@ -80,6 +81,7 @@ class Scenario:
     hosts: int = 0  # how many ranks share a host, and memory; all of them by default
     inside: bool = False  # whether those of a host use that
     pieces: bool = False  # whether messages between hosts are cut into pieces
+    in_step: bool = False  # whether few ranks gather in step, too
     eager: int = 1 << 12
     warm: bool = True
     constants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -270,6 +272,8 @@ class Play:
         self._stack.enter_context(hooks.hooked(lambda: self.world))
         if self.scenario.pieces:
             self._stack.enter_context(hooks.in_pieces())
+        if self.scenario.in_step:
+            self._stack.enter_context(hooks.in_step())
         self._renew()
         return self
 
@@ -434,7 +438,7 @@ def _free(rank: Any, comm: Any) -> None:
 
 def _afterwards(player: Player) -> None:
     """Operations of all ways, by turns, with streams of their own."""
-    for number in range(AFTERWARDS):
+    for number in range(AFTERWARDS if player.ranks < MANY else AFTERWARDS_OF_MANY):
         size, key = (PACKED, SPARSE_SHARED, DENSE, MESSAGES, RECURSIVE)[number % 5], f"later {number}"
         if number % 3 == 2:
             player.start(key, size)()
@@ -608,6 +612,7 @@ CUTTING = [name for name in ALGORITHMS if name != "hierarchical" and takes_sampl
 FEW_IN_FLIGHT: dict[str, dict[str, Any]] = {"sparseallreduce.runtime.outbox": {"PIECES_IN_FLIGHT": 2, "PIECES_OF_A_RANK": 3}}
 NO_MEMORY: dict[str, dict[str, Any]] = {"sparseallreduce.runtime.inside_hosts": {"_LEAST": 1 << 40}}
 ASKING: dict[str, dict[str, Any]] = {"sparseallreduce.runtime.signature": {"_LONG": 0.0}}
+ASKING_OF_MANY = {"sparseallreduce.runtime.signature": {"_LONG": 0.0, "_ROUNDS": 0}}  # who do not tell each other with their records
 SMALL_AREA: dict[str, dict[str, Any]] = {"sparseallreduce.runtime.memory.dense": {"_CAPACITY": 0, "_CAPACITY_OVERSUBSCRIBED": 0}}
 
 
@@ -695,6 +700,19 @@ def scenarios() -> Iterator[Scenario]:
         yield Scenario(f"P=5 sections of several parts, skewed {how}", operation(SKEWED, **sections), UNEVEN, 5, eager=0, **cut)
         cut = {**inside, "constants": {**FEW_IN_FLIGHT, **ASKING}}
         yield Scenario(f"P=4 hierarchical, skewed {how}", operation(SKEWED, **option), UNEVEN, 4, **cut)
+        far = {"hosts": 1, "eager": 0, "constants": ASKING}
+        for ranks in (2, 3, 4):
+            for algorithm in CUTTING:
+                if algorithm != "ssar_ring":
+                    name = f"P={ranks} {algorithm}, skewed, in step {how}"
+                    yield Scenario(name, operation(SKEWED, algorithm=algorithm), READY, ranks, in_step=True, **far)
+        cut = {**far, "pieces": True, "constants": {**FEW_IN_FLIGHT, **ASKING}}
+        yield Scenario(f"P=4 skewed, in step, in pieces {how}", operation(SKEWED), READY, 4, in_step=True, **cut)
+        for ranks in (MANY, MANY + 1):
+            name = f"P={ranks} skewed, in step {how}"
+            yield Scenario(name, operation(SKEWED), READY, ranks, **{**far, "constants": ASKING_OF_MANY})
+    skewed = several(SKEWED, SKEWED, PACKED)
+    yield Scenario("P=3 several skewed in flight, in step", skewed, READY, 3, in_step=True, hosts=1, constants=ASKING)
     yield Scenario("P=4 several hierarchical", several(DENSE, PACKED, MESSAGES, **option), "", 4, **inside)
     sizes = (DENSE, SPARSE_SHARED, PACKED, MESSAGES, SPARSE_SHARED, DENSE)
     yield Scenario("P=4 many hierarchical", several(*sizes, **option), "", 4, **inside)

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 from unittest import mock
 
-from sparseallreduce.algorithms import allreduce, choose, many, overlap
+from sparseallreduce.algorithms import allreduce, choose, exchange, many, overlap
 from sparseallreduce.algorithms.boundaries import Spread
 from sparseallreduce.streams import kernels, memory, merging, packed, wire
 from sparseallreduce.streams.merging import Merging
@@ -34,6 +34,7 @@ FAILING: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
     (Spread, "spread", ("parts",)),
 )
 UNEVEN = "spread.parts, uneven"  # a point behind each cut into parts of unequal widths
+READY = "exchange, ready"  # a point before each message in which a rank of an allgather in step says that it is ready
 # The size of a vector settles the way of an operation by "auto".
 PACKED, DENSE, SPARSE_SHARED, MESSAGES, RECURSIVE = 48, 64, 96, 80, 72
 SKEWED = 240  # of which half of the entries of a rank are at the first positions
@@ -73,6 +74,15 @@ def hooked(running: Callable[[], Any]) -> Iterator[None]:
         patches.enter_context(mock.patch.object(allreduce, "choose", _chosen))
         patches.enter_context(mock.patch.object(Spread, "parts", _telling(running, Spread.parts)))
         patches.enter_context(mock.patch.object(many, "is_worth_a_sample", _is_worth_a_sample))
+        for name in ("Exchange", "Shift"):
+            patches.enter_context(mock.patch.object(exchange, name, _telling_ready(running, getattr(exchange, name))))
+        yield
+
+
+@contextmanager
+def in_step() -> Iterator[None]:
+    """Let few ranks gather parts of unequal widths in step, as many do."""
+    with mock.patch.object(exchange, "_FEW", 2):
         yield
 
 
@@ -117,6 +127,16 @@ def _telling(running: Callable[[], Any], parts: Callable[..., Any]) -> Callable[
         return cut
 
     return run
+
+
+def _telling_ready(running: Callable[[], Any], step: Callable[..., Any]) -> Callable[..., Any]:
+    def made(partner: int, payload: Any, *rest: Any) -> Any:
+        world = running()
+        if world is not None and isinstance(payload, tuple) and payload[0] is exchange._READY:
+            world.point(READY)
+        return step(partner, payload, *rest)
+
+    return made
 
 
 def resumable(running: Callable[[], Any], steps: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:

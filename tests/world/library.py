@@ -154,7 +154,7 @@ class Library:
     def _place(self, host: str, cores: int) -> Any:
         """Where the rank runs: ranks of one host share memory and these cores."""
         name = host.encode().ljust(8, b"\0")
-        return self.load(RUNTIME + "hosts").Place(name, name, ((1 << cores) - 1).to_bytes(2, "little"))
+        return self.load(RUNTIME + "hosts").Place(name, name, ((1 << cores) - 1).to_bytes(-(-cores // 8), "little"))
 
     def _frozen(self, name: str) -> tuple[tuple[str, Any], ...]:
         return tuple(sorted(self._constants.get(name, {}).items()))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 
 import sparseallreduce as sar
 from world import hooks
-from world.hooks import DENSE, MESSAGES, PACKED, SKEWED, SPARSE_SHARED, UNEVEN
+from world.hooks import DENSE, MESSAGES, PACKED, READY, SKEWED, SPARSE_SHARED, UNEVEN
 from world.world import Preemptions, RandomOrder, Stuck, World
 
 _CHECKED = 400  # runs after which the communicator is renewed
@@ -39,6 +40,8 @@ class Program:
         The name of the host of each rank; one by default.
     passes : str
         A kind of points that every rank passes.
+    in_step : bool
+        Whether few ranks gather in step, too.
     """
 
     name: str
@@ -51,11 +54,12 @@ class Program:
     options: dict[str, Any] = field(default_factory=dict)  # of the operations
     passes: str = ""
     constants: dict[str, Any] = field(default_factory=dict)
+    in_step: bool = False
 
 
 AREAS = {"sparseallreduce.runtime.memory.dense": {"_CAPACITY": 0, "_CAPACITY_OVERSUBSCRIBED": 0}}
 ASKING = {  # for samples, of every third sum
-    "sparseallreduce.runtime.signature": {"_LONG": 0.0},
+    "sparseallreduce.runtime.signature": {"_LONG": 0.0, "_ROUNDS": 0},
     "sparseallreduce.runtime.overlaps": {"_USES": 2, "_MOST_USES": 2},
 }
 SECTIONS = {"algorithm": "dsar_early_switch", "group_size": 2}
@@ -79,6 +83,15 @@ def programs() -> Iterator[Program]:
         yield Program(P + "skewed, by messages, skewed in flight", (SKEWED, MESSAGES, SKEWED), ranks, started=True, **skewed)
         for algorithm in ("ssar_ring", "dsar_split_allgather"):
             yield Program(P + f"{algorithm}, skewed twice", (SKEWED, SKEWED), ranks, options={"algorithm": algorithm}, **skewed)
+        skewed = {**skewed, "passes": READY, "in_step": True}
+        yield Program(P + "skewed twice, in step", (SKEWED, SKEWED), ranks, **skewed)
+        yield Program(P + "skewed twice in flight, in step", (SKEWED, SKEWED), ranks, started=True, **skewed)
+    skewed = {"constants": ASKING, "passes": READY, "in_step": True, "hosts": tuple("abcd")}
+    for algorithm in ("ssar_split_allgather", "dsar_split_allgather", "dsar_early_switch"):
+        yield Program(f"P=4 {algorithm}, skewed, in step", (SKEWED,), 4, options={"algorithm": algorithm}, **skewed)
+    for ranks in (32, 33):
+        skewed = {"constants": ASKING, "passes": READY, "hosts": tuple(f"host {rank}" for rank in range(ranks))}
+        yield Program(f"P={ranks} skewed, in step", (SKEWED,), ranks, **skewed)
     skewed = {"constants": ASKING, "passes": UNEVEN}
     yield Program("P=4 sections of several parts, skewed twice", (SKEWED, SKEWED), 4, hosts=tuple("abcd"), options=SECTIONS, **skewed)
     yield Program("P=4 hierarchical, skewed", (SKEWED,), 4, hosts=tuple("aabb"), options={"algorithm": "hierarchical"}, **skewed)
@@ -96,15 +109,17 @@ class Explorer:
         self.bits: list[bytes] | None = None  # of the results, in every order
 
     def __enter__(self) -> Explorer:
-        self._hooks = hooks.hooked(lambda: self.world)
-        self._hooks.__enter__()
+        self._hooks = ExitStack()
+        self._hooks.enter_context(hooks.hooked(lambda: self.world))
+        if self.program.in_step:
+            self._hooks.enter_context(hooks.in_step())
         self.renew()
         return self
 
     def __exit__(self, *exception: Any) -> None:
         self.world = None
         gc.unfreeze()
-        self._hooks.__exit__(*exception)
+        self._hooks.close()
 
     def renew(self) -> None:
         """Begin with ranks that have not done anything but to become ready."""
@@ -127,7 +142,7 @@ class Explorer:
         """What is wrong about the results in an order, if anything."""
         self.runs += 1
         try:
-            results = self.world.run(self._run, order, steps=100_000)
+            results = self.world.run(self._run, order, steps=25_000 * max(4, self.program.ranks))
         except (Stuck, sar.SparseAllreduceError, AssertionError) as error:
             self.renew()
             return f"{type(error).__name__}: {error}"

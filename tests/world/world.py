@@ -19,7 +19,7 @@ import numpy as np
 from world import network
 from world.library import Library
 
-STEPS = 200_000  # points of one run
+STEPS = 200_000  # points of one run of up to four ranks; of more, in proportion
 IDLE = 1_500  # waits in a row of each rank, with nothing changed, that are a deadlock; the clock runs by then
 UNSEEN = ("numpy.", "memory.", "resume", "reduction.", "wire.", "merging.", "packed.")  # kinds of points of which the others see nothing
 _TICK, _LONG_TICK = 1e-6, 1e-2  # seconds of the virtual clock that a wait takes, and takes when nothing has changed for long
@@ -121,7 +121,7 @@ class World:
             library = Library(self, number, MPI, hosts[number] if hosts else "host", cores or ranks, constants)
             self.ranks.append(Rank(number, library, MPI))
 
-    def run(self, program: Callable[[Rank], Any], order: Any = None, steps: int = STEPS) -> list[Any]:
+    def run(self, program: Callable[[Rank], Any], order: Any = None, steps: int | None = None) -> list[Any]:
         """What a program comes to on each rank.
 
         Raises
@@ -131,7 +131,8 @@ class World:
         """
         assert not self.dead, "a world that has ended"
         results: list[Any] = [None] * len(self.ranks)
-        self.order, self.steps, self.idle, self._limit = order or RoundRobin(), 0, 0, steps
+        self.order, self.steps, self.idle = order or RoundRobin(), 0, 0
+        self._limit = steps or STEPS * max(4, len(self.ranks)) // 4
         for rank in self.ranks:
             rank.calls.clear()
             rank.seen.clear()

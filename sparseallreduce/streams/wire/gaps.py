@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 from numpy.typing import NDArray
@@ -36,6 +37,7 @@ class Gaps:
         return kernels.decode_gaps(payload, lo, hi, out)
 
 
+@lru_cache(maxsize=1024)
 def entropy_bits(density: float) -> float:
     """Return H(d) / d, the information in bits of one index of a uniformly random set of density d.
 
