@@ -121,6 +121,20 @@ def test_a_search_is_drawn_by_penalty(reports, drawn, tmp_path):
     assert curves(panels(drawn[0], "Search")[0]) == [([0.001, 0.01, 0.1], [0.9] * 3)]
 
 
+@pytest.mark.parametrize("parameter, model", [("C", "logistic"), ("l2", "linear")])
+def test_a_search_by_folds_is_drawn_as_the_table_of_train_has_it(parameter, model, reports, drawn, tmp_path):
+    values = (f"--{parameter}", "10,0.1,1", "--folds", 3)
+    command("train", reports / "data.svm", "--model", model, *values, "--json", tmp_path / "search.json")
+    command("plot", tmp_path / "search.json", tmp_path / "out.png")
+    check_picture(drawn[0])
+    figure = "validation_accuracy" if model == "logistic" else "validation_loss"
+    candidates = json.loads((tmp_path / "search.json").read_text())["search"]["candidates"]
+    means = {each[parameter]: each[figure]["mean"] for each in candidates}
+    (axes,) = panels(drawn[0], "Search, mean and range of the folds")
+    assert curves(axes) == [(sorted(means), [means[value] for value in sorted(means)])]
+    assert axes.collections
+
+
 def test_runs_in_rounds_have_no_empty_axes(reports, drawn, tmp_path):
     train = ("train", reports / "data.svm", "--solver", "dual", "--json", tmp_path / "rounds.json")
     command(*train)

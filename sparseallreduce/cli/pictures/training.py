@@ -95,35 +95,34 @@ def _figures(run: Run) -> Iterator[tuple[_Kind, str, list[float | None]]]:
 
 
 def _searches(runs: Mapping[str, Run]) -> Iterator[Panel]:
-    """Yield panels of searches over penalties: the best result of each model on the held-out samples."""
+    """Yield panels of searches over penalties: the result of each model on the held-out samples, by folds or in its best epoch."""
     for parameter, name in (("C", "C"), ("l2", "factor of the penalty, L2")):
         for figure, title, quantity in (
-            ("validation_accuracy", "Search, accuracy on held-out samples: higher is better", Quantity("accuracy", "share", False)),
-            ("validation_loss", "Search, loss on held-out samples: lower is better", Quantity("loss", "", False)),
+            ("validation_accuracy", "accuracy on held-out samples: higher is better", Quantity("accuracy", "share", False)),
+            ("validation_loss", "loss on held-out samples: lower is better", Quantity("loss", "", False)),
         ):
             lines = [line for run_name, run in runs.items() for line in _searched(run_name, run, parameter, figure)]
             if lines:
-                yield Panel(title, Quantity(name), quantity, lines)
+                folds = "mean and range of the folds, " if any(line.low for line in lines) else ""
+                yield Panel(f"Search, {folds}{title}", Quantity(name), quantity, lines)
                 break
 
 
 def _searched(name: str, run: Run, parameter: str, figure: str) -> Iterator[Line]:
-    models = [model for model in run.get("models") or () if model.get(parameter) is not None]
-    points = []
-    for model in models:
-        folds = [value for fold in model.get("folds") or () if (value := _best(fold, figure)) is not None]
-        mean = float(np.mean(folds)) if folds else _best(model, figure)
-        if mean is not None:
-            points.append((model[parameter], mean, min(folds, default=mean), max(folds, default=mean)))
-    if len(points) > 1:
-        x, y, low, high = zip(*sorted(points))
+    candidates = [each for each in (run.get("search") or {}).get("candidates") or () if parameter in each and figure in each]
+    if len(candidates) > 1:
+        rows = [(each[parameter], each[figure]["mean"], min(each[figure]["folds"]), max(each[figure]["folds"])) for each in candidates]
+        x, y, low, high = zip(*sorted(rows))
         yield Line(name, list(x), list(y), list(low), list(high))
+        return
+    models = [model for model in run.get("models") or () if model.get(parameter) is not None]
+    points = sorted((model[parameter], value) for model in models if (value := _best(model, figure)) is not None)
+    if len(points) > 1:
+        yield Line(name, [x for x, _ in points], [y for _, y in points])
 
 
 def _best(model: Run, figure: str) -> float | None:
-    """Return the metric of a model, or of a fold, at its best epoch."""
-    if figure in model:
-        return None if model[figure] is None else float(model[figure])
+    """Return the metric of a model at its best epoch."""
     epochs = model.get("epochs") or ()
     best = next((epoch for epoch in epochs if epoch["epoch"] == model.get("best_epoch")), epochs[-1] if epochs else {})
     value = best.get(figure)
