@@ -95,18 +95,18 @@ def found_in(node: ast.AST, in_function: bool = False, for_types: bool = False) 
             yield from found_in(child, in_function or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda), for_types)
 
 
-def uses(module: str, functions: bool = False) -> set[str]:
-    """Modules of ours that this one loads: with itself, or with ``functions`` at any time."""
-    executed = (each for each in imports_of(module) if not each.for_types and (functions or not each.in_function))
+def uses(module: str, functions: bool = False, types: bool = False) -> set[str]:
+    """Return the modules of ours that this one loads: with itself, or with ``functions`` at any time, or with ``types`` for annotations."""
+    executed = (each for each in imports_of(module) if (types or not each.for_types) and (functions or not each.in_function))
     return {each.target for each in executed if each.target in MODULES}
 
 
-def reached(module: str, functions: bool = False) -> set[str]:
-    """Modules of ours that come to be loaded so, itself only if there is a circle."""
+def reached(module: str, functions: bool = False, types: bool = False) -> set[str]:
+    """Return the modules of ours that come to be loaded so, itself only if there is a circle."""
     found: set[str] = set()
     left = [module]
     while left:
-        new = uses(left.pop(), functions) - found
+        new = uses(left.pop(), functions, types) - found
         found |= new
         left += new
     return found
@@ -174,6 +174,13 @@ def test_what_everyone_imports_does_not_load_torch():
 def test_no_module_needs_itself_to_be_loaded():
     circles = [short(module) for module in MODULES if module in reached(module)]
     assert not circles, f"these import each other when they are loaded: {circles}"
+
+
+def test_no_module_of_the_runtime_needs_itself_to_be_understood():
+    """The annotations of a module count, too: what a channel and its operations know of each other is in runtime/interfaces.py."""
+    modules = [module for module in MODULES if layer_of(module) == "runtime"]
+    circles = [short(module) for module in modules if module in reached(module, functions=True, types=True)]
+    assert not circles, f"these know each other: {circles}"
 
 
 def late_imports() -> set[tuple[str, str]]:

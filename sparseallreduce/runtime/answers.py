@@ -9,12 +9,12 @@ from sparseallreduce.algorithms.steps import Asked, Clock, Constants, Layout
 from sparseallreduce.runtime.cuda_mpi import cuda_support
 
 if TYPE_CHECKING:
-    from sparseallreduce.runtime.operation import Operation
+    from sparseallreduce.runtime.interfaces import AnyOperation
 
 __all__ = ["answer"]
 
 
-def answer(step: Asked, operation: Operation) -> Any:
+def answer(step: Asked, operation: AnyOperation) -> Any:
     """Return the result of a step that completes immediately."""
     channel = operation.channel
     if isinstance(step, Clock):

@@ -35,12 +35,14 @@ from sparseallreduce.runtime.operation import Operation
 from sparseallreduce.runtime.overlaps import Overlaps
 from sparseallreduce.runtime.processes import is_alive
 from sparseallreduce.runtime.states import FAILED, PREPARING, READY, SETTLING
+from sparseallreduce.runtime.trace import Trace
 from sparseallreduce.runtime.work import Preparing
 
 __all__ = ["Channel", "prepare"]
 
 _OWN = 10  # low bits that number an internal operation; the bits above them number the attempt
 _STALE_PROBES = 32  # less than the number of tags, and more than the number of operations that a rank can be behind
+_NO_TRACES: list[Trace] = []
 _numbers = count()
 
 
@@ -202,12 +204,20 @@ class Channel:
 
     def _outcome(self, schedule: Generator[Step, Any, Any]) -> Generator[bool, None, Any]:
         """Run a schedule of the library itself and return its result. Traces do not count it."""
-        operation = setup.own_operation(self, Preparing(schedule))
+        operation = self._begin_own(Preparing(schedule))
         while not operation.done or self.state != PREPARING:  # else the ranks settle on an error first
             yield False
         if operation.error is not None:
             raise operation.error
         return operation.result
+
+    def _begin_own(self, work: Preparing) -> Operation:
+        """Start and return an internal operation of the preparation, which traces do not count."""
+        operation = Operation(self, work, None, self.next_own())
+        operation.own, operation.traces = True, _NO_TRACES
+        operation.enlist()
+        operation.advance()
+        return operation
 
     def fail(self, error: BaseException, announced: Failure | None = None) -> None:
         """Record that the preparation failed, on this rank or on the rank of the ``announced`` failure, and notify the other ranks."""

@@ -17,7 +17,7 @@ from sparseallreduce.streams import kernels
 from sparseallreduce.streams.operator import Operator
 
 if TYPE_CHECKING:
-    from sparseallreduce.runtime.channel import Channel
+    from sparseallreduce.runtime.interfaces import AnyChannel
 
 __all__ = [
     "ALL",
@@ -98,7 +98,7 @@ def awaited_word() -> Generator[Step, Any, None]:
     yield Until(lambda: False)  # type: ignore[misc]
 
 
-def recovery(channel: Channel, before: int) -> Generator[Step, Any, None]:
+def recovery(channel: AnyChannel, before: int) -> Generator[Step, Any, None]:
     """Start the MPI collectives that other ranks started in failed operations and this rank did not, and ignore their results.
 
     After that all ranks have started the same collectives, and may start others again.
@@ -127,7 +127,7 @@ def recovery(channel: Channel, before: int) -> Generator[Step, Any, None]:
     channel.collectives.usable = True
 
 
-def takes_collective(channel: Channel, steps: Collection[type]) -> bool:
+def takes_collective(channel: AnyChannel, steps: Collection[type]) -> bool:
     """Return True if an algorithm with these dense steps calls MPI collectives."""
     return DenseAllreduce in steps or (DenseAllgather in steps and channel.ranks > DIRECT_RANKS)
 
@@ -146,7 +146,7 @@ def is_native(step: DenseAllreduce | DenseAllgather) -> bool:
     return has_native_sum(step.op, stream.dtype, stream._stored.size)
 
 
-def is_near_and_native(step: DenseAllgather, channel: Channel) -> bool:
+def is_near_and_native(step: DenseAllgather, channel: AnyChannel) -> bool:
     """Return True if all ranks share a host and blocks are gathered uncompressed, by MPI or directly into their places."""
     return len(channel.near) == channel.ranks and is_native(step)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -185,7 +185,8 @@ def _awaited_before(operation: Operation) -> str:
     """Return the same text for an operation that has not started."""
     channel = operation.channel
     if channel.state != READY:
-        own = next((other for other in progress.operations if other.own and other.channel is channel and other.begun), None)
+        others: Iterator[Any] = (other for other in progress.operations if other.own and other.channel is channel and other.begun)
+        own = next(others, None)
         if own is None:
             return _UNKNOWN
         return f"while the ranks prepare the communicator, {_awaited(own)}"

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import contextlib
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from mpi4py import MPI
 
@@ -34,9 +34,8 @@ from sparseallreduce.runtime.outbox import Outbox
 from sparseallreduce.runtime.states import FAILED, READY, SETTLING
 
 if TYPE_CHECKING:
-    from sparseallreduce.runtime.channel import Channel
     from sparseallreduce.runtime.handshake.base import Handshake
-    from sparseallreduce.runtime.operation import Operation
+    from sparseallreduce.runtime.interfaces import AnyChannel
     from sparseallreduce.runtime.shortcuts.base import Shortcut
     from sparseallreduce.runtime.trace import Trace
     from sparseallreduce.runtime.work import Work
@@ -72,11 +71,12 @@ class Failing:
     Fields that most operations never need are class attributes until they are set.
     """
 
-    channel: Channel
+    channel: AnyChannel
     work: Work
     stream: SparseStream | None
     sequence: int
     traces: list[Trace]
+    steps_inside = 0  # number of steps inside a host that its schedule has reached
     own = False  # whether it is an internal operation, which prepares the channel
     queue: Queue | None = None  # queue of its work on a GPU, if there may be any
     begun = False  # whether it has entered the handshake or a later stage
@@ -146,11 +146,11 @@ class Failing:
         if self.done:
             return
         if self.begun and not self.ended and self not in self.channel.in_flight:
-            self.channel.in_flight.append(cast("Operation", self))
+            self.channel.in_flight.append(self)
         if not self.listed:
             # Keep this order, without another call in between: no interrupt can occur between the two statements.
             self.listed = True
-            progress.operations.append(self)  # type: ignore[arg-type]
+            progress.operations.append(self)
 
     def _fail(self, error: BaseException) -> None:
         channel = self.channel
@@ -356,6 +356,9 @@ class Failing:
 
     def _is_direct(self, step: Step) -> TypeGuard[DenseAllgather]:
         return isinstance(step, DenseAllgather) and self.channel.ranks <= collectives.DIRECT_RANKS
+
+    def advance(self, spin: bool = False) -> None:
+        raise NotImplementedError
 
     def _enter(self, handshake: Handshake | None) -> None:
         raise NotImplementedError

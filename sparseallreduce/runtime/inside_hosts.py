@@ -28,7 +28,7 @@ from sparseallreduce.streams.reduction import Tree
 from sparseallreduce.streams.stream import SparseStream
 
 if TYPE_CHECKING:
-    from sparseallreduce.runtime.operation import Operation
+    from sparseallreduce.runtime.interfaces import AnyOperation
 
 __all__ = ["inside_host"]
 
@@ -41,7 +41,7 @@ _LEAST = 1 << 12  # smallest row or result, in bytes, for which memory is faster
 Steps = Generator[Step, Any, Any]
 
 
-def inside_host(step: HostReduceScatter | HostGather, operation: Operation) -> Steps:
+def inside_host(step: HostReduceScatter | HostGather, operation: AnyOperation) -> Steps:
     """Return the schedule of the step: in shared memory if the host's ranks have it, otherwise by messages."""
     channel = operation.channel
     host = channel.host_memory
@@ -56,7 +56,7 @@ def inside_host(step: HostReduceScatter | HostGather, operation: Operation) -> S
     return _gather(step, operation, host, number)
 
 
-def _reduce_scatter(step: HostReduceScatter, operation: Operation, host: HostMemory, number: int) -> Steps:
+def _reduce_scatter(step: HostReduceScatter, operation: AnyOperation, host: HostMemory, number: int) -> Steps:
     line, lanes, place = host.line_of(operation.sequence, REDUCING), len(step.bounds) - 1, host.place
     yield from _until(lambda: _is_turn(operation))
     try:
@@ -80,7 +80,7 @@ def _reduce_scatter(step: HostReduceScatter, operation: Operation, host: HostMem
         host.leave(line, number)
 
 
-def _summed(step: HostReduceScatter, operation: Operation, host: HostMemory, number: int, own: SparseStream) -> Steps:
+def _summed(step: HostReduceScatter, operation: AnyOperation, host: HostMemory, number: int, own: SparseStream) -> Steps:
     """Return the sum of this rank's part; the part of each rank is added when it arrives."""
     line, lanes, place = host.line_of(operation.sequence, REDUCING), len(step.bounds) - 1, host.place
     sums = Tree(step.reduction, host.ranks)
@@ -100,7 +100,7 @@ def _summed(step: HostReduceScatter, operation: Operation, host: HostMemory, num
     return sums.result()
 
 
-def _gather(step: HostGather, operation: Operation, host: HostMemory, number: int) -> Steps:
+def _gather(step: HostGather, operation: AnyOperation, host: HostMemory, number: int) -> Steps:
     line, settling = (host.line_of(operation.sequence, which) for which in (GATHERING, SETTLING))
     place, part, owners = host.place, step.part, range(len(step.bounds) - 1)
     yield from _until(lambda: _is_turn(operation))
@@ -139,7 +139,7 @@ def _settled(step: HostGather, host: HostMemory, line: int, number: int, part: S
     return [0] * _LAID if block is None else laid._replace(block=block).words()
 
 
-def _is_turn(operation: Operation) -> bool:
+def _is_turn(operation: AnyOperation) -> bool:
     """Return True if the previous operation in this slot has ended on this rank."""
     ours, others = operation.sequence, operation.channel.in_flight
     return not any(0 < other.sequence < ours and not other.ended and (ours - other.sequence) % SLOTS == 0 for other in others)
@@ -171,7 +171,7 @@ def _copied(stream: SparseStream) -> SparseStream:
     return copied
 
 
-def _count(operation: Operation, sent: int, received: int, messages: int) -> None:
+def _count(operation: AnyOperation, sent: int, received: int, messages: int) -> None:
     """Count the bytes in traces as if they had been sent in messages."""
     for counts in operation.traces:
         counts.move(sent, received, messages)

@@ -26,7 +26,7 @@ from sparseallreduce.runtime.mailbox import Failure, Sent
 from sparseallreduce.runtime.states import FREED, READY
 
 if TYPE_CHECKING:
-    from sparseallreduce.runtime.channel import Channel
+    from sparseallreduce.runtime.interfaces import AnyChannel
 
 __all__ = ["LateError", "LateErrors"]
 
@@ -51,7 +51,7 @@ class LateErrors:
     channel : Channel
     """
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: AnyChannel) -> None:
         self._channel = channel
         self.failed: deque[int] = deque(maxlen=_REMEMBERED)  # numbers of operations that failed on this rank
         self.unshared: dict[int, Failure] = {}  # those that may not have failed on all ranks

@@ -74,7 +74,7 @@ from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
 
 if TYPE_CHECKING:
-    from sparseallreduce.runtime.channel import Channel
+    from sparseallreduce.runtime.interfaces import AnyChannel
 
 __all__ = ["Operation"]
 
@@ -101,11 +101,10 @@ class Operation(Failing):
     uses_collectives = True  # whether collectives of MPI may be used
     advancing = False
     flags = 0  # flags that this rank has published
-    steps_inside = 0  # steps inside a host that its schedule has reached
     comparing: Any = None  # the schedule in which the ranks compare earlier failures
     explaining = 0.0  # time until which disagreeing ranks wait for each other's texts, even if one fails
 
-    def __init__(self, channel: Channel, work: Work, stream: SparseStream | None, sequence: int, level: int = OTHER) -> None:
+    def __init__(self, channel: AnyChannel, work: Work, stream: SparseStream | None, sequence: int, level: int = OTHER) -> None:
         self.channel, self.work, self.stream, self.sequence, self.level = channel, work, stream, sequence, level
 
     # The transitions from state to state. Callers pass every exception that these raise to `fail`.

@@ -20,7 +20,7 @@ from sparseallreduce.streams.stream import SparseStream
 from sparseallreduce.streams.wire import Bytes, Encoding
 
 if TYPE_CHECKING:
-    from sparseallreduce.runtime.channel import Channel
+    from sparseallreduce.runtime.interfaces import AnyChannel
     from sparseallreduce.streams.kernels.devices import Queue
 
 __all__ = ["PIECES_IN_FLIGHT", "PIECES_OF_A_RANK", "Outbox"]
@@ -53,7 +53,7 @@ class Outbox:
         Queue of the device, if GPU memory is passed to MPI directly.
     """
 
-    def __init__(self, channel: Channel, tag: int, encoding: Encoding, traces: list[Trace], queue: Queue | None = None) -> None:
+    def __init__(self, channel: AnyChannel, tag: int, encoding: Encoding, traces: list[Trace], queue: Queue | None = None) -> None:
         self._queue = queue
         self._channel, self._mailbox, self._tag, self._encoding, self._traces = channel, channel.mailbox, tag, encoding, traces
         self._sends: list[Sent] = []  # messages in flight that are sent uncompressed

@@ -20,8 +20,7 @@ from sparseallreduce.runtime.states import FREED
 from sparseallreduce.runtime.work import waiting
 
 if TYPE_CHECKING:
-    from sparseallreduce.runtime.channel import Channel
-    from sparseallreduce.runtime.operation import Operation
+    from sparseallreduce.runtime.interfaces import AnyChannel, AnyOperation
 
 __all__ = [
     "COLLECTIVE_SPINS",
@@ -49,9 +48,9 @@ _looks = 0  # attempts since something was last released
 _ALIVE = 0.2  # seconds between checks that the processes of this host are running
 _FORKED = "this operation belongs to the rank from which this process was forked, and which goes on with it: wait for it there"
 
-operations: list[Operation] = []  # in flight
-channels: list[Channel] = []
-preparing: list[Channel] = []  # channels that are being prepared
+operations: list[AnyOperation] = []  # in flight
+channels: list[AnyChannel] = []
+preparing: list[AnyChannel] = []  # channels that are being prepared
 freed: list[Generator[bool, None, None]] = []  # generators that release what was kept for freed communicators
 _late_freed: list[Generator[bool, None, None]] = []  # postponed ones, which have waited long for other ranks
 _lock = threading.RLock()  # guards the thread and the releases
@@ -98,7 +97,7 @@ def alone() -> bool:
     return len(operations) <= 1 and not preparing
 
 
-def give_up(operation: Operation, error: BaseException) -> None:
+def give_up(operation: AnyOperation, error: BaseException) -> None:
     """Fail an operation because of an error that hit this rank elsewhere. If it is complete, report the error to the other ranks."""
     with operation.channel.lock:
         if not operation.ended or operation.owes():

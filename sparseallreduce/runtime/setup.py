@@ -24,14 +24,11 @@ from sparseallreduce.runtime.memory.dense import Area
 from sparseallreduce.runtime.memory.host import HostMemory
 from sparseallreduce.runtime.memory.mapping import SharedFile, page_multiple, shared_file
 from sparseallreduce.runtime.memory.sparse import SparseMemory
-from sparseallreduce.runtime.operation import Operation
 from sparseallreduce.runtime.processes import started_at
-from sparseallreduce.runtime.trace import Trace
-from sparseallreduce.runtime.work import Preparing
 from sparseallreduce.streams.kernels.backend import module_in_use
 
 if TYPE_CHECKING:
-    from sparseallreduce.runtime.channel import Channel
+    from sparseallreduce.runtime.interfaces import Ranks
 
 __all__ = [
     "Group",
@@ -41,12 +38,10 @@ __all__ = [
     "made_host_memory",
     "made_slots_and_areas",
     "made_sparse_memory",
-    "own_operation",
     "settled",
 ]
 
 _CAREFUL = 3  # measurements of an unknown machine; the smallest of each constant is used
-_NO_TRACES: list[Trace] = []
 _UNKNOWN = Machine(*[0.0] * len(Machine._fields))
 _PROCESS = struct.Struct("<qq")  # process id of a rank and its start time
 _SETTLED = struct.Struct("<q?")  # last operation that failed with an earlier preparation; whether this host has shared memory
@@ -73,7 +68,7 @@ def group_of_ranks() -> Generator[Step, Any, Group]:
     return Group(places, processes, hashlib.blake2b(b"".join(records), digest_size=16).digest())
 
 
-def calibrated(channel: Channel, group: Group) -> Generator[Step, Any, Machine]:
+def calibrated(channel: Ranks, group: Group) -> Generator[Step, Any, Machine]:
     """Return the machine constants for these processes, the same on all ranks. They are measured once, not for each communicator.
 
     GPU constants are measured if all ranks have used arrays on a GPU by now.
@@ -100,7 +95,7 @@ def _gpu_of(xp: Any, host: bytes) -> bytes:
     return hashlib.blake2b(host + xp.cuda.Device().pci_bus_id.encode(), digest_size=_GPU).digest()
 
 
-def _measured(channel: Channel, hosts: list[bytes], here: int, xp: Any, gpus: list[bytes]) -> Generator[Step, Any, Machine]:
+def _measured(channel: Ranks, hosts: list[bytes], here: int, xp: Any, gpus: list[bytes]) -> Generator[Step, Any, Machine]:
     """Return the constants of this network, the same on all ranks: rank 0's stored ones if they are close to new measurements."""
     rank, ranks, sharing = channel.rank, channel.ranks, max(1.0, here / channel.cores)
     library = MPI.Get_library_version().splitlines()[0]
@@ -147,7 +142,7 @@ def _kind_of_gpu(xp: Any) -> str:
     return name.decode(errors="replace")
 
 
-def exchange_times(channel: Channel) -> Generator[Step, Any, tuple[float, float]]:
+def exchange_times(channel: Ranks) -> Generator[Step, Any, tuple[float, float]]:
     """Return the seconds of a sum in uncompressed messages, and in encoded pieces.
 
     The latter take no less time on a link that is as fast as the codec.
@@ -163,7 +158,7 @@ def exchange_times(channel: Channel) -> Generator[Step, Any, tuple[float, float]
     return whole, pieces
 
 
-def made_slots_and_areas(channel: Channel) -> Generator[Step, Any, tuple[list[SharedHandshake], list[Area]] | None]:
+def made_slots_and_areas(channel: Ranks) -> Generator[Step, Any, tuple[list[SharedHandshake], list[Area]] | None]:
     """Create memory for the handshakes and the dense sums of the ranks of a host; None if they cannot share memory."""
     rank, ranks, cores, capacity = channel.rank, channel.ranks, channel.cores, payload_capacity(channel.ranks)
     end = page_multiple(shared.nbytes(ranks, capacity))
@@ -182,7 +177,7 @@ def made_slots_and_areas(channel: Channel) -> Generator[Step, Any, tuple[list[Sh
     return made
 
 
-def made_sparse_memory(channel: Channel) -> Generator[Step, Any, SparseMemory | None]:
+def made_sparse_memory(channel: Ranks) -> Generator[Step, Any, SparseMemory | None]:
     """Create memory in which the ranks of a host add sparse streams; None if they cannot share memory."""
 
     def make(file: SharedFile) -> SparseMemory:
@@ -193,7 +188,7 @@ def made_sparse_memory(channel: Channel) -> Generator[Step, Any, SparseMemory | 
     return memory
 
 
-def made_host_memory(channel: Channel) -> Generator[Step, Any, HostMemory | None]:
+def made_host_memory(channel: Ranks) -> Generator[Step, Any, HostMemory | None]:
     """Create memory through which the ranks of each host exchange parts of streams; None on hosts without shared memory."""
     host, place = channel.hosts.place_of(channel.rank)
     members = channel.hosts.members[host]
@@ -216,15 +211,6 @@ def settled(failed_through: int, has_memory: bool) -> Generator[Step, Any, tuple
     records: list[bytes] = yield Share(_SETTLED.pack(failed_through, has_memory))
     failed, memory = zip(*map(_SETTLED.unpack, records), strict=True)
     return max(failed), all(memory)
-
-
-def own_operation(channel: Channel, work: Preparing) -> Operation:
-    """Start and return an internal operation of a channel's preparation, which traces do not count."""
-    operation = Operation(channel, work, None, channel.next_own())
-    operation.own, operation.traces = True, _NO_TRACES
-    operation.enlist()
-    operation.advance()
-    return operation
 
 
 def _of_rank_0(machine: Machine | None) -> Generator[Step, Any, Machine | None]:

@@ -18,7 +18,7 @@ from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
 
 if TYPE_CHECKING:
-    from sparseallreduce.runtime.channel import Channel
+    from sparseallreduce.runtime.interfaces import AnyChannel
 
 __all__ = ["WITHDRAWAL_SECONDS", "MessageHandshake"]
 
@@ -36,7 +36,7 @@ class MessageHandshake(Handshake):
 
     spins = HANDSHAKE_SPINS
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: AnyChannel) -> None:
         self._lengths: list[int] = []
         self._flags: list[int] = []
         self.carries_notes = payload_capacity(channel.ranks) > 0
