@@ -2,7 +2,7 @@
 
 To reduce, each rank writes the parts that other ranks add to a row of its own and publishes it. Each of the first ranks then adds its part
 from the rows of the others, in the tree order used for messages, so that the result is bitwise identical. A rank without memory for its row
-publishes that and sends its parts as messages; the parts of the other ranks still come from memory.
+publishes that and sends its parts as messages; the parts of the other ranks are still read from memory.
 
 To gather, each rank that has a part publishes its number of entries. The first rank then publishes where the parts belong, all ranks write
 their parts there, and that memory is the result of all ranks, without a copy. If the first rank has no memory for it, or expects messages
@@ -87,10 +87,10 @@ def _summed(step: HostReduceScatter, operation: AnyOperation, host: HostMemory, 
     sums.add(place, own)
     missing = set(range(host.ranks)) - {place}
     while missing:
-        come = [other for other in missing if host.is_at(other, line, PUBLISHED, number)]
-        if not come:
+        published = [other for other in missing if host.is_at(other, line, PUBLISHED, number)]
+        if not published:
             yield from _until_at(host, missing, line, PUBLISHED, number, some=True)
-        for other in come:
+        for other in published:
             row = host.word(other, line, _FIRST)
             part = (yield Recv(step.members[other])) if not row else read_part(host, other, row - 1, place, lanes, own)
             if row:

@@ -171,7 +171,7 @@ def case_ranks_that_share_weights_and_those_that_block_in_mpi_say_so(comm):
         with told(comm=comm, late=late) as texts:
             if comm.rank == late:
                 come_late(comm)
-            meeting.come()
+            meeting.arrive()
             meeting.wait()
         check_told(comm, texts, late, "a meeting of the ranks", f"rank {late} has not started it")
     with told(comm=comm, late=late) as texts, mock.patch.object(stalls, "_watch", stalls._Watch()):

@@ -71,7 +71,7 @@ words = st.lists(st.integers(0, 6), min_size=24, max_size=24).map(lambda numbers
 
 @given(words, st.integers(0, 7), st.integers(1, 5), st.integers(0, 4), st.integers(0, 6), st.integers(0, 3))
 def test_looking_at_words(world, words, at, step, count, value, polls):
-    compiled, python = both(world, word_module._have_come, (WORDS, *(WORD,) * 6), words, at, step, count, value, polls, 0)
+    compiled, python = both(world, word_module._all_reached, (WORDS, *(WORD,) * 6), words, at, step, count, value, polls, 0)
     assert compiled == python
     compiled, python = both(world, word_module._store_word, (WORDS, WORD, WORD), words, at, value)
     assert compiled == python

@@ -19,7 +19,7 @@ def test_every_order_gives_the_same_right_sums(name):
 
 
 # What is waited for in shared memory is said to have come without a look: words, or all records, with our own flags.
-LIES = {"words": {"kernel have_come": lambda *_: True}, "records": {"kernel agree": lambda *args: args[5]}}
+LIES = {"words": {"kernel all_reached": lambda *_: True}, "records": {"kernel agree": lambda *args: args[5]}}
 
 
 @pytest.mark.parametrize(

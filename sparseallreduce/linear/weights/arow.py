@@ -90,7 +90,7 @@ class ArowWeights(AdaptiveWeights):
                 self._intercept_norm = before + gain * (value * float(slope)) ** 2
         self._rates += rate * samples
         if self._replica is not None:
-            self._replica.meeting.come(finite)
+            self._replica.meeting.arrive(finite)
             self._changing = finite = True
         self._check(finite and math.isfinite(float(self.intercept)))
 

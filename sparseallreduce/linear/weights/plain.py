@@ -257,7 +257,7 @@ class Weights(Journalled):
         finite = self._subtract(indices, values, rate)
         self._subtract_intercept(slope, rate)
         if self._replica is not None:
-            self._replica.meeting.come(finite)
+            self._replica.meeting.arrive(finite)
             self._changing = finite = True
         self._check(finite and _is_finite(self.intercept))
 
@@ -334,7 +334,7 @@ class Weights(Journalled):
     def _meet(self) -> None:
         """Wait until all ranks reach this point of an update."""
         if self._replica is not None:
-            self._replica.meeting.come()
+            self._replica.meeting.arrive()
             self._replica.meeting.wait()
 
     def _write(self, **arrays: Any) -> None:

@@ -82,7 +82,7 @@ def shared_replica(arrays: list[Array], comm: Any, threads: int = 1) -> Replica 
     if sharing is None:
         return None
     replica = Replica(sharing.memory, arrays, sharing.rank, sharing.facts, sharing.oversubscribed, comm)
-    replica.meeting.come()
+    replica.meeting.arrive()
     replica.meeting.wait()
     return replica
 

@@ -84,11 +84,11 @@ class SharedHandshake(Handshake):
         self._words, self._step = rows.reshape(-1).view(np.uint64), rows.shape[1] // 8
         self._ours = rank * self._step
         self._our_release = self._ours + _RELEASED
-        (self._have_come, self._store), (self._publish, self._agree, self._decide) = word_kernels(), _kernels()
+        (self._all_reached, self._store), (self._publish, self._agree, self._decide) = word_kernels(), _kernels()
 
     def is_free(self, sequence: int) -> bool:
         before = sequence - SLOTS
-        return before < self.first or bool(self._have_come(self._words, _RELEASED, self._step, self._ranks, before, 1, 0))
+        return before < self.first or bool(self._all_reached(self._words, _RELEASED, self._step, self._ranks, before, 1, 0))
 
     def publish(
         self, sequence: int, usable: bool, flags: int, digest: int, entries: int, stream: SparseStream | None = None, valid: bool = True
@@ -98,7 +98,7 @@ class SharedHandshake(Handshake):
         return length
 
     def has_published(self, sequence: int) -> bool:
-        return bool(self._have_come(self._words, self._ours + _PUBLISHED, 1, 1, sequence, 1, 0))
+        return bool(self._all_reached(self._words, self._ours + _PUBLISHED, 1, 1, sequence, 1, 0))
 
     def agree(self, sequence: int, spins: int, flags: int, digest: int, itemsize: int) -> int:
         common: int = self._agree(self._words, self._step, sequence, spins, self._yield_core, flags, digest, itemsize, *self._read)
@@ -134,7 +134,7 @@ class SharedHandshake(Handshake):
         return self._behind(_RELEASED, sequence - SLOTS)
 
     def _behind(self, word: int, sequence: int) -> list[int]:
-        return [rank for rank in range(self._ranks) if not self._have_come(self._words, rank * self._step + word, 1, 1, sequence, 1, 0)]
+        return [rank for rank in range(self._ranks) if not self._all_reached(self._words, rank * self._step + word, 1, 1, sequence, 1, 0)]
 
     def complete(self, sequence: int) -> None:
         pass  # one word publishes

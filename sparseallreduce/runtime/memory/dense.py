@@ -101,7 +101,7 @@ class Area:
         self.terms = self._words, self._step, rank, parts, yield_core  # arguments of the compiled code
         self._last = 0  # the last operation in which others may have read this rank's row
         self._reserve, self._reserved = reserve, self.start  # bytes allocated in this rank's row
-        self._have_come, self._store = word_kernels()
+        self._all_reached, self._store = word_kernels()
 
     def reserve(self, nbytes: int) -> bool:
         """Return True if there is memory for vectors of ``nbytes`` bytes, allocating it if needed.
@@ -115,7 +115,7 @@ class Area:
 
     def is_free(self) -> bool:
         """Return True if all ranks have left the area."""
-        free: bool = self._have_come(self._words, _LEFT, self._step, self.ranks, self._last, 1, 0)
+        free: bool = self._all_reached(self._words, _LEFT, self._step, self.ranks, self._last, 1, 0)
         return free
 
     def enter(self, sequence: int) -> None:

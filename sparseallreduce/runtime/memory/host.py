@@ -68,7 +68,7 @@ class HostMemory:
         self.members, self.place, self.ranks = members, place, len(members)
         self.words = file.map([0], self.ranks * _LINES * LINE)[0].view(np.uint64)
         self._file, self._leases = file, Leases(KEPT)
-        self._have_come, self._store = word_kernels()
+        self._all_reached, self._store = word_kernels()
         self._published: dict[int, int] = {}  # the last number, by line
         self._used: list[tuple[int, int]] = [(1, 0)] * SLOTS  # line and number for which each row of this rank was last written
         self._given: list[tuple[int, int]] = [(1, 0)] * (KEPT + 1)  # the same for the blocks, on the first rank
@@ -101,11 +101,11 @@ class HostMemory:
     def is_at(self, place: int, line: int, word: int, number: int) -> bool:
         """Return True if a rank's word is exactly ``number``; everything that the rank wrote before can then be read."""
         at = _at(place, line, word)
-        return bool(self._have_come(self.words, at, 1, 1, number, 1, 0)) and int(self.words[at]) == number
+        return bool(self._all_reached(self.words, at, 1, 1, number, 1, 0)) and int(self.words[at]) == number
 
     def have_left(self, line: int, number: int) -> bool:
         """Return True if all ranks have left step ``number``."""
-        return bool(self._have_come(self.words, _at(0, line, LEFT), _LINES * WORDS, self.ranks, number, 1, 0))
+        return bool(self._all_reached(self.words, _at(0, line, LEFT), _LINES * WORDS, self.ranks, number, 1, 0))
 
     def is_free(self, line: int, number: int) -> bool:
         """Return True if this rank may publish ``number``: all ranks have left what it last published in this line."""

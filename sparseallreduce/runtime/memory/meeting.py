@@ -25,7 +25,7 @@ Memory = NDArray[np.uint8]
 
 _LEFT = 1 << 62  # in place of a number of barriers: this rank has failed
 _LEAVING = Intent((("operation", "a rank has left a meeting"),), 0)
-_COME, _WELL = 0, 1  # words of a rank: the last barrier that it has reached, and the last that it reached with success
+_REACHED, _SUCCEEDED = 0, 1  # words of a rank: the last barrier that it has reached, and the last that it reached with success
 
 
 class Meeting:
@@ -47,7 +47,7 @@ class Meeting:
         self._rank, self._ranks, self._comm = rank, ranks, comm
         self._words, self._step = memory.view(np.uint64), LINE // 8
         self._spins, self._yield_core = spinning(oversubscribed)
-        self._have_come, self._set = word_kernels()
+        self._all_reached, self._set = word_kernels()
         self._meetings = 0
         leaves_on_failure(self, comm)
 
@@ -56,17 +56,17 @@ class Meeting:
         """Return the size of the memory in bytes."""
         return ranks * LINE
 
-    def come(self, well: bool = True) -> None:
+    def arrive(self, succeeded: bool = True) -> None:
         """Publish that this rank has reached the barrier, and whether its part succeeded."""
         self._meetings += 1
         own = self._rank * self._step
-        if well:
-            self._set(self._words, own + _WELL, self._meetings)
-        self._set(self._words, own + _COME, self._meetings)
+        if succeeded:
+            self._set(self._words, own + _SUCCEEDED, self._meetings)
+        self._set(self._words, own + _REACHED, self._meetings)
 
     def leave(self) -> None:
         """Publish that this rank has failed and reaches no further barrier. Ranks that wait learn the error in the next operation."""
-        self._set(self._words, self._rank * self._step + _COME, _LEFT)
+        self._set(self._words, self._rank * self._step + _REACHED, _LEFT)
 
     def wait(self) -> bool:
         """Wait until all ranks have reached the barrier, and return True if all of them succeeded. Their earlier writes are then visible.
@@ -80,7 +80,7 @@ class Meeting:
 
         at, polls = (self._step, self._ranks, self._meetings), (self._spins, self._yield_core)
         wait: LongWait | None = None
-        while not self._have_come(self._words, _COME, *at, *polls):
+        while not self._all_reached(self._words, _REACHED, *at, *polls):
             self._comm.Iprobe()
             advance()
             if wait is None:
@@ -88,15 +88,15 @@ class Meeting:
             wait.look()
         if wait is not None:
             wait.over()
-        if self._words[_COME :: self._step][: self._ranks].max() >= _LEFT:
+        if self._words[_REACHED :: self._step][: self._ranks].max() >= _LEFT:
             agree(self._comm, _LEAVING, blocking=True)
             raise SparseAllreduceError("a rank has failed in an earlier step: start again with a new strategy")
-        return bool(self._have_come(self._words, _WELL, *at, 1, 0))
+        return bool(self._all_reached(self._words, _SUCCEEDED, *at, 1, 0))
 
     def _said(self) -> tuple[str, str]:
         """Return who waits, and for whom."""
         step, meetings = self._step, self._meetings
-        missing = [rank for rank in range(self._ranks) if not self._have_come(self._words, rank * step + _COME, 1, 1, meetings, 1, 0)]
+        missing = [rank for rank in range(self._ranks) if not self._all_reached(self._words, rank * step + _REACHED, 1, 1, meetings, 1, 0)]
         where = "" if self._ranks == self._comm.size else " of this host"
         behind = f"{named_ranks(missing)}{where} {'has' if len(missing) == 1 else 'have'} not started it"
         return f"rank {self._comm.rank} of {self._comm.size}", f"a meeting of the ranks{where}, who change the weights together: {behind}"

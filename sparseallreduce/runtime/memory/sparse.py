@@ -65,7 +65,7 @@ class SparseMemory:
         self._leases = Leases(KEPT)
         self._last = 0  # the operation in which others may read this rank's row, until its result is complete
         self.armed = 0  # the operation that uses the memory on this rank; 0 for none
-        (self._have_come, self._store), self._claim = word_kernels(), claim_kernel()
+        (self._all_reached, self._store), self._claim = word_kernels(), claim_kernel()
 
     @staticmethod
     def nbytes(ranks: int) -> int:
@@ -135,7 +135,7 @@ class SparseMemory:
         if dense_bytes and block > (self.ranks + 1) * self._most:
             return False
         self.store(self.rank, LEFT, sequence - 1)  # also needed if an operation failed before this point
-        if not self.have_come(LEFT, self.ranks, self._last) or not self._secure(sequence, row, block):
+        if not self.all_reached(LEFT, self.ranks, self._last) or not self._secure(sequence, row, block):
             return False
         packed.pack_into(stream, self.row)
         self.armed = sequence
@@ -174,10 +174,10 @@ class SparseMemory:
         """Write the number of entries of a part's sum and where it starts, to be published with the next word."""
         self.words[part * WORDS + ENTRIES], self.words[part * WORDS + FIRST] = entries, first
 
-    def have_come(self, what: int, count: int, sequence: int, spins: int = 1) -> bool:
+    def all_reached(self, what: int, count: int, sequence: int, spins: int = 1) -> bool:
         """Return True if this word of the first ``count`` parts or ranks has reached ``sequence``, polling ``spins`` times."""
-        come: bool = self._have_come(self.words, what, WORDS, count, sequence, spins, self.yield_core)
-        return come
+        reached: bool = self._all_reached(self.words, what, WORDS, count, sequence, spins, self.yield_core)
+        return reached
 
     def reading(self, sequence: int) -> list[int]:
         """Return the other ranks that may still read the rows, which they do while they add."""

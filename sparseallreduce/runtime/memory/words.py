@@ -46,19 +46,19 @@ def spinning(oversubscribed: bool) -> tuple[int, int]:
 @lru_cache(maxsize=1)
 def _spins() -> int:
     """Return the number of polls, measured for this core, before a wait counts as long."""
-    (have_come, _), words, fastest = word_kernels(), np.zeros(1, np.uint64), _SECONDS
+    (all_reached, _), words, fastest = word_kernels(), np.zeros(1, np.uint64), _SECONDS
     for _ in range(5):
         start = perf_counter()
-        have_come(words, 0, 1, 1, 1, _TRIED, 0)
+        all_reached(words, 0, 1, 1, 1, _TRIED, 0)
         fastest = min(fastest, perf_counter() - start)
     return int(_SECONDS / fastest * _TRIED)
 
 
 @lru_cache(maxsize=1)
 def word_kernels() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return compiled ``have_come(words, at, step, count, value, spins, yield_core)`` and ``store_word(words, at, value)``."""
+    """Return compiled ``all_reached(words, at, step, count, value, spins, yield_core)`` and ``store_word(words, at, value)``."""
     words, word = types.Array(types.uint64, 1, "C"), types.uint64
-    return compiled_entry(_have_come, (words, *(word,) * 6)), compiled_entry(_store_word, (words, word, word))
+    return compiled_entry(_all_reached, (words, *(word,) * 6)), compiled_entry(_store_word, (words, word, word))
 
 
 @kernel
@@ -68,14 +68,14 @@ def _store_word(words: Words, at: Any, value: Any) -> None:
 
 
 @kernel
-def _have_come(words: Words, at: Any, step: Any, count: Any, value: Any, spins: Any, yield_core: Any) -> Any:
+def _all_reached(words: Words, at: Any, step: Any, count: Any, value: Any, spins: Any, yield_core: Any) -> Any:
     """Return True if ``count`` words, ``step`` apart, have reached ``value``, polling ``spins`` times."""
     return wait_for(words, at, step, count, value, spins, yield_core)
 
 
 @inlined
 def wait_for(words: Words, at: Any, step: Any, count: Any, value: Any, spins: Any, yield_core: Any) -> Any:
-    """Implement ``have_come`` for use in other kernels; the function at ``yield_core``, if not 0, is called between polls."""
+    """Implement ``all_reached`` for use in other kernels; the function at ``yield_core``, if not 0, is called between polls."""
     i = np.uint64(0)
     for _ in range(spins):
         while i < count and load_acquire(words, at + i * step) >= value:

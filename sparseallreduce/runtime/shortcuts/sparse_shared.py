@@ -242,7 +242,7 @@ class SparseShared(Shortcut):
     def _write(self, spins: int) -> bool:
         """Write this rank's parts to their places, once the sizes of the preceding parts are known."""
         shared = self._memory
-        if not shared.have_come(ADDED, self._parts, self._sequence, spins):
+        if not shared.all_reached(ADDED, self._parts, self._sequence, spins):
             return False
         counts, firsts = self._words(ENTRIES), self._words(FIRST)
         self._total = sum(counts)
@@ -269,10 +269,10 @@ class SparseShared(Shortcut):
 
     def _await(self, spins: int) -> bool:
         shared = self._memory
-        if not shared.have_come(WRITTEN, self._parts, self._sequence, spins):
+        if not shared.all_reached(WRITTEN, self._parts, self._sequence, spins):
             return False
         # A rank with the result may overwrite its row with another stream, so wait until all have read the rows.
-        if not (self._direct or shared.have_come(LEFT, shared.ranks, self._sequence, spins)):
+        if not (self._direct or shared.all_reached(LEFT, shared.ranks, self._sequence, spins)):
             return False
         if self._direct:
             self._find()
