@@ -73,9 +73,9 @@ def swept(
     for point in points:
         part = parts.get(point.ranks)
         if part is not None:
-            one = agreed(comm, lambda: _measured(point, part, measure, dtype, op, machine), patient=True)  # noqa: B023
+            one = agreed(comm, lambda: _measured(point, part, measure, dtype, op, machine), long_wait=True)  # noqa: B023
         else:
-            one = agreed(comm, lambda: _simulated(comm, point, names, dtype, op, chosen, seed), patient=True)  # noqa: B023
+            one = agreed(comm, lambda: _simulated(comm, point, names, dtype, op, chosen, seed), long_wait=True)  # noqa: B023
         on_point(one)
         found.append(one)
     for ranks, part in parts.items():

@@ -166,7 +166,7 @@ def mark_known(comm: Any, error: BaseException) -> None:
         channel.late.mark(error)
 
 
-def gather(comm: Any, value: T, patient: bool = False) -> list[T]:
+def gather(comm: Any, value: T, long_wait: bool = False) -> list[T]:
     """Return the values of all ranks, in the order of ranks, on every rank. Collective.
 
     Parameters
@@ -174,7 +174,7 @@ def gather(comm: Any, value: T, patient: bool = False) -> list[T]:
     comm : communicator
     value : object
         Must be picklable.
-    patient : bool
+    long_wait : bool
         Whether to sleep between polls, for waits in which another rank may compute for much longer.
     """
     if comm.size == 1:
@@ -186,10 +186,10 @@ def gather(comm: Any, value: T, patient: bool = False) -> list[T]:
         content = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     except Exception as error:
         intent = Intent((), 0, error)
-    return [pickle.loads(part) for part in _everyones(comm, intent, content, patient)]
+    return [pickle.loads(part) for part in _everyones(comm, intent, content, long_wait)]
 
 
-def told(comm: Any, action: Callable[[], T], patient: bool = False) -> list[T]:
+def told(comm: Any, action: Callable[[], T], long_wait: bool = False) -> list[T]:
     """Return what ``action`` returns on each rank, in the order of ranks. Collective.
 
     If it raises on any rank, all ranks raise the exception of the lowest such rank. A rank that is interrupted raises its interrupt, and
@@ -205,7 +205,7 @@ def told(comm: Any, action: Callable[[], T], patient: bool = False) -> list[T]:
         failure = error
     except BaseException as error:
         raise tell(comm, error) from None
-    everyones = gather(comm, (_portable(failure), value if failure is None else None), patient)
+    everyones = gather(comm, (_portable(failure), value if failure is None else None), long_wait)
     for rank, (raised, _) in enumerate(everyones):
         if raised is not None:
             own = rank == comm.rank and failure is not None and type(failure) is type(raised)
@@ -216,10 +216,10 @@ def told(comm: Any, action: Callable[[], T], patient: bool = False) -> list[T]:
     return [cast(T, each) for _, each in everyones]
 
 
-def agreed(comm: Any, action: Callable[[], T], patient: bool = False) -> T:
+def agreed(comm: Any, action: Callable[[], T], long_wait: bool = False) -> T:
     """Return what ``action`` returns on this rank; if it raises on any rank, all raise as :func:`told` does. Collective."""
     result: list[T] = []
-    told(comm, lambda: result.append(action()), patient)
+    told(comm, lambda: result.append(action()), long_wait)
     return result[0]
 
 
@@ -292,16 +292,16 @@ def _talks(comm: Any) -> bool:
     return hasattr(comm, "Idup")
 
 
-def _carried_out(comm: Any, intent: Intent, schedule: Schedule, patient: bool = False) -> Any:
+def _carried_out(comm: Any, intent: Intent, schedule: Schedule, long_wait: bool = False) -> Any:
     """Run an operation of all ranks, whose bytes are not traced, and return its result."""
-    request = launch(comm, intent, schedule, blocking=not patient, traced=False)
+    request = launch(comm, intent, schedule, blocking=not long_wait, traced=False)
     operation, pause = request._operation, _PAUSE
     if operation is None:
         return request.wait()
     over = over_mpi()
     wait = LongWait(lambda: over.deadline.said_of(operation), limited=True)
     try:
-        while patient and not operation.done:
+        while long_wait and not operation.done:
             over.progress.advance()
             wait.look()
             time.sleep(pause)
@@ -314,10 +314,10 @@ def _carried_out(comm: Any, intent: Intent, schedule: Schedule, patient: bool = 
     return request.wait()
 
 
-def _everyones(comm: Any, intent: Intent, content: bytes, patient: bool) -> list[Any]:
+def _everyones(comm: Any, intent: Intent, content: bytes, long_wait: bool) -> list[Any]:
     """Return the bytes of every rank; short ones are sent in the same message as their length."""
     step = Share((len(content).to_bytes(_HEAD, "little") + content[:_SHORT]).ljust(_HEAD + _SHORT, b"\0"))
-    records: list[bytes] = _carried_out(comm, intent, lambda _rank, _ranks: _one(step), patient)
+    records: list[bytes] = _carried_out(comm, intent, lambda _rank, _ranks: _one(step), long_wait)
     lengths = [int.from_bytes(each[:_HEAD], "little") for each in records]
     if max(lengths) <= _SHORT:
         return [each[_HEAD : _HEAD + length] for each, length in zip(records, lengths)]

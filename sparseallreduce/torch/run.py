@@ -65,7 +65,7 @@ def main(script: str, arguments: tuple[str, ...], module: bool) -> None:
         _end(comm, _INTERRUPTED, error)
     except BaseException as error:
         _end(comm, 1, error)
-    gather(comm, None, patient=True)  # rank 0 keeps the store open until no rank needs it
+    gather(comm, None, long_wait=True)  # rank 0 keeps the store open until no rank needs it
 
 
 def _execute(script: str, module: bool) -> None:

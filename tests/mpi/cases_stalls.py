@@ -138,7 +138,7 @@ def case_tests_and_reducers_and_values_that_wait(comm):
         with told(comm=comm, late=late) as texts:
             if comm.rank == late:
                 come_late(comm)
-            gather(ours, None, patient=True)
+            gather(ours, None, long_wait=True)
         check_told(comm, texts, late, "an exchange of values", f"rank {late} has not started")
         assert comm.rank == late or any(" went on in an exchange of values after" in text for text in texts), texts
 

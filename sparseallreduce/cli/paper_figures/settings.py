@@ -42,7 +42,7 @@ class Figure(NamedTuple):
 
 def on_first(settings: Settings, make: Callable[[], Picture]) -> Picture:
     """Let rank 0 make a picture; collective. Return an empty one on the other ranks."""
-    return agreed(settings.comm, lambda: make() if settings.comm.rank == 0 else Picture("", []), patient=True)
+    return agreed(settings.comm, lambda: make() if settings.comm.rank == 0 else Picture("", []), long_wait=True)
 
 
 def described(network: sar.Network) -> str:

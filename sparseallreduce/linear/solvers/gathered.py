@@ -139,7 +139,7 @@ class Gathered:
         enough : float
             Sum of gaps that is small enough.
         """
-        changes = agreed(self._comm, lambda: self._ascended(passes, visits, enough), patient=True)
+        changes = agreed(self._comm, lambda: self._ascended(passes, visits, enough), long_wait=True)
         self._received = received = broadcast_arrays(self._comm, changes)
         self.catch_up()
         gap, before = received["figures"][:2].tolist()
