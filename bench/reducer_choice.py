@@ -66,9 +66,9 @@ def compare(
 def cell(comm: MPI.Intracomm, size: int, density: float, seconds: float, quantile: float) -> dict[str, Any]:
     """One size and density."""
     k = max(1, round(density * size))
-    told = sar.explain_reducer(size, k, comm)
+    explanation = sar.explain_reducer(size, k, comm)
     noise = np.random.default_rng(comm.rank).standard_normal(size + SHIFT * TURNS, np.float32)
-    feedbacks = {name: feedback(name, size, k, told.predicted["topkdsa"].algorithm, comm.rank) for name in CANDIDATES}
+    feedbacks = {name: feedback(name, size, k, explanation.predicted["topkdsa"].algorithm, comm.rank) for name in CANDIDATES}
     taken: dict[str, list[float]] = {name: [] for name in CANDIDATES}
     steps, rounds, end = max(1, min(10, 10**6 // size)), 0, time.monotonic() + seconds
     while comm.bcast(rounds < 7 or (time.monotonic() < end and rounds < 200)):
@@ -87,10 +87,10 @@ def cell(comm: MPI.Intracomm, size: int, density: float, seconds: float, quantil
     return {
         "size": size,
         "density": density,
-        "choice": told.choice,
+        "choice": explanation.choice,
         "best": best,
-        "ratio": found[told.choice] / found[best],
-        "predicted": {name: parts.seconds for name, parts in told.predicted.items()},
+        "ratio": found[explanation.choice] / found[best],
+        "predicted": {name: parts.seconds for name, parts in explanation.predicted.items()},
         "measured": found,
         "steps": len(slowest["dense"]),
     }

@@ -129,8 +129,8 @@ def _spread(found: dict[int, NDArray[Any]], counts: Sequence[int], holds: NDArra
     put_in = np.zeros(blocks, np.int64)
     np.add.at(put_in, block, weights)
     total, all_held = int(weights.sum()), int(held.sum())
-    told = [max(1, all_held * weight // total) for weight in put_in.tolist()]
-    entries = np.where(count * squares <= 2 * entries * entries, entries, np.maximum(told, count))
+    weighted = [max(1, all_held * weight // total) for weight in put_in.tolist()]
+    entries = np.where(count * squares <= 2 * entries * entries, entries, np.maximum(weighted, count))
     shares = count * UNIT // entries
     return Spread(size, places, weights, shares[block], max(counts), owners)
 

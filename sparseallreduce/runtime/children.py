@@ -150,9 +150,9 @@ def _carries_anothers_mark() -> bool:
 def _launch() -> dict[str, str]:
     """Return the launcher's variables that identify this process's launch; empty if no launcher has started it."""
     names = _IDENTITY + (_IN_A_STEP if "SLURM_STEP_ID" in os.environ else ())
-    told = {name: os.environ[name] for name in names if name in os.environ}
-    socket = _socket(told.get("PMI_FD", ""))
-    return told | ({"socket": socket} if socket else {})
+    variables = {name: os.environ[name] for name in names if name in os.environ}
+    socket = _socket(variables.get("PMI_FD", ""))
+    return variables | ({"socket": socket} if socket else {})
 
 
 def _socket(descriptor: str) -> str:

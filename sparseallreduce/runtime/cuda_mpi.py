@@ -46,11 +46,11 @@ def found_out(library: Any, environment: Mapping[str, str]) -> Support:
     StreamError
         If the variable ``SPARSEALLREDUCE_CUDA_MPI`` is neither 0 nor 1.
     """
-    told = environment.get(VARIABLE, "").strip()
-    if told not in ("", "0", "1"):
-        raise StreamError(f"{VARIABLE} is 1 if MPI can use GPU memory, or 0 if GPU memory must not be passed to it, not {told!r}")
-    if told:
-        return Support(told == "1", f"{VARIABLE}={told}")
+    value = environment.get(VARIABLE, "").strip()
+    if value not in ("", "0", "1"):
+        raise StreamError(f"{VARIABLE} is 1 if MPI can use GPU memory, or 0 if GPU memory must not be passed to it, not {value!r}")
+    if value:
+        return Support(value == "1", f"{VARIABLE}={value}")
     for name in _OFF:
         if environment.get(name) == "0":
             return Support(False, f"{name}=0")

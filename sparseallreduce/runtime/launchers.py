@@ -82,8 +82,8 @@ def launched_rank() -> int:
     """
     if not _is_launched() or children.is_child():
         return 0
-    told = (_first_number(launcher.ranks) for launcher in _LAUNCHERS if not launcher.needs_rank or _first_number(launcher.sizes))
-    return next((rank for rank in told if rank is not None), 0)
+    ranks = (_first_number(launcher.ranks) for launcher in _LAUNCHERS if not launcher.needs_rank or _first_number(launcher.sizes))
+    return next((rank for rank in ranks if rank is not None), 0)
 
 
 def launched_ranks() -> int | None:

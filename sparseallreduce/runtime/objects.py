@@ -42,7 +42,7 @@ __all__ = [
     "mark_known",
     "tell",
     "together",
-    "told",
+    "gather_results",
 ]
 
 Array = NDArray[Any]
@@ -50,7 +50,7 @@ Schedule = Callable[[int, int], Generator[Step, Any, Any]]
 T = TypeVar("T")
 P = ParamSpec("P")
 
-_PAUSE, _LONGEST_PAUSE = 2e-5, 5e-4  # seconds between polls of a patient rank: first and longest
+_PAUSE, _LONGEST_PAUSE = 2e-5, 5e-4  # seconds between polls of a long wait: first and longest
 _SHORT = 248  # bytes sent in the same message as their length
 _HEAD = 8  # bytes of that length
 _SAID = Intent((("operation", "an exchange of values"),), 0)
@@ -155,7 +155,7 @@ def leaves_on_failure(meeting: Any, comm: Any) -> None:
 
 
 def is_known(error: BaseException) -> bool:
-    """Return True if the other ranks have already been told of an error."""
+    """Return True if the other ranks already know of an error."""
     return bool(getattr(error, "on_all_ranks", False) or getattr(error, "_told", ()))
 
 
@@ -189,7 +189,7 @@ def gather(comm: Any, value: T, long_wait: bool = False) -> list[T]:
     return [pickle.loads(part) for part in _everyones(comm, intent, content, long_wait)]
 
 
-def told(comm: Any, action: Callable[[], T], long_wait: bool = False) -> list[T]:
+def gather_results(comm: Any, action: Callable[[], T], long_wait: bool = False) -> list[T]:
     """Return what ``action`` returns on each rank, in the order of ranks. Collective.
 
     If it raises on any rank, all ranks raise the exception of the lowest such rank. A rank that is interrupted raises its interrupt, and
@@ -217,9 +217,9 @@ def told(comm: Any, action: Callable[[], T], long_wait: bool = False) -> list[T]
 
 
 def agreed(comm: Any, action: Callable[[], T], long_wait: bool = False) -> T:
-    """Return what ``action`` returns on this rank; if it raises on any rank, all raise as :func:`told` does. Collective."""
+    """Return what ``action`` returns on this rank; if it raises on any rank, all raise as :func:`gather_results` does. Collective."""
     result: list[T] = []
-    told(comm, lambda: result.append(action()), long_wait)
+    gather_results(comm, lambda: result.append(action()), long_wait)
     return result[0]
 
 
@@ -232,7 +232,7 @@ def broadcast_arrays(comm: Any, arrays: Mapping[str, Array] | None) -> dict[str,
         return [(name, array.dtype, np.shape(array)) for name, array in (arrays or {}).items()]
 
     received = {}
-    for name, dtype, shape in told(comm, outline)[0]:
+    for name, dtype, shape in gather_results(comm, outline)[0]:
         own = agreed(comm, lambda name=name: np.ascontiguousarray(arrays[name]) if arrays else np.empty(0))  # type: ignore[misc]
         nbytes = math.prod(shape) * dtype.itemsize
         whole = _joined(comm, _bytes(own), [nbytes] + [0] * (comm.size - 1))

@@ -39,12 +39,12 @@ def bound_of(environment: Mapping[str, str] | None = None) -> int:
     >>> bound_of({}), bound_of({"SPARSEALLREDUCE_PINNED": "0"})
     (268435456, 0)
     """
-    told = (os.environ if environment is None else environment).get(VARIABLE, "").strip()
-    if not told:
+    variable = (os.environ if environment is None else environment).get(VARIABLE, "").strip()
+    if not variable:
         return _BOUND
-    if not told.isdecimal():
-        raise StreamError(f"{VARIABLE} is a number of bytes, 0 for no pinned memory, not {told!r}")
-    return int(told)
+    if not variable.isdecimal():
+        raise StreamError(f"{VARIABLE} is a number of bytes, 0 for no pinned memory, not {variable!r}")
+    return int(variable)
 
 
 class PinnedPool:

@@ -143,13 +143,13 @@ class Flight:
 
     def tell(self, error: BaseException) -> None:
         """Send an error to the other ranks in place of a sum."""
-        told = translated(error) if isinstance(error, Exception) else error  # an interrupted rank does not wait for the others
+        shared = translated(error) if isinstance(error, Exception) else error  # an interrupted rank does not wait for the others
         failed = self.has_failed()
 
         def start() -> Request:
             if failed:  # by a rank that may not take part in any further operation, so do not wait for it
                 raise SparseAllreduceError(_FAILED)
-            return agree(self.comm, Intent((), 0, told), blocking=False)
+            return agree(self.comm, Intent((), 0, shared), blocking=False)
 
         with suppress(KeyboardInterrupt, SystemExit, GeneratorExit):  # the caller raises it
             self._add(None, start)

@@ -55,10 +55,10 @@ def exchange(
     except BaseException as wrong:
         intent = Intent((), 0, translated(wrong) if isinstance(wrong, Exception) else wrong)
 
-    def told(_rank: int, _ranks: int) -> Generator[Step, Any, list[bytes]]:
+    def schedule(_rank: int, _ranks: int) -> Generator[Step, Any, list[bytes]]:
         return list((yield Share(record)))
 
-    records: list[bytes] = launch(comm, intent, told, blocking=True).wait()
+    records: list[bytes] = launch(comm, intent, schedule, blocking=True).wait()
     count = len(members)
     if check:
         different = replicas.difference(members, [each[count + 1 :] for each in records])
@@ -76,10 +76,10 @@ def exchange(
 def on_any_rank(comm: Any, struck: bool) -> bool:
     """Return whether the condition holds on any rank. Collective."""
 
-    def told(_rank: int, _ranks: int) -> Generator[Step, Any, bool]:
+    def schedule(_rank: int, _ranks: int) -> Generator[Step, Any, bool]:
         return any(each != b"\0" for each in (yield Share(bytes([struck]))))
 
-    return bool(launch(comm, Intent((("operation", "a question to all ranks"),), 0), told, blocking=True).wait())
+    return bool(launch(comm, Intent((("operation", "a question to all ranks"),), 0), schedule, blocking=True).wait())
 
 
 def terms(optimizer: Any, members: Sequence[Member]) -> tuple[tuple[str, str], ...]:

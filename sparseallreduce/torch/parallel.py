@@ -139,12 +139,12 @@ def _joined(comm: Any, compute: Callable[[], list[torch.Tensor]], what: str, ten
     except Exception as error:  # the other ranks wait for this error
         intent = Intent((), 0, translated(error))
 
-    def told(_rank: int, _ranks: int) -> Generator[Step, Any, list[bytes]]:
+    def schedule(_rank: int, _ranks: int) -> Generator[Step, Any, list[bytes]]:
         lengths = [int.from_bytes(each, "little") for each in (yield Share(len(record).to_bytes(_LENGTH_BYTES, "little")))]
         records = yield Share(record.ljust(max(lengths), b"\0"))
         return [each[:length] for each, length in zip(records, lengths)]
 
-    records: list[bytes] = launch(comm, intent, told, blocking=True).wait()
+    records: list[bytes] = launch(comm, intent, schedule, blocking=True).wait()
     return [tensor for each in records for tensor in _unpacked(each)]
 
 

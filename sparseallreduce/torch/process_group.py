@@ -21,7 +21,7 @@ from sparseallreduce.errors import SparseAllreduceError
 from sparseallreduce.runtime.communicators import resolve
 from sparseallreduce.runtime.hosts import Place, count_cores, same_host, this_place
 from sparseallreduce.runtime.launchers import OWN_RUN
-from sparseallreduce.runtime.objects import agreed, collective, gather, told
+from sparseallreduce.runtime.objects import agreed, collective, gather, gather_results
 
 __all__ = ["init_process_group", "set_environment"]
 
@@ -108,7 +108,7 @@ def set_environment(comm: Any) -> dict[str, str]:
     places = gather(comm, (this_place(), _network()))
     found = _positions([place for place, _ in places], comm.rank)
     threads = _threads([place for place, _ in places], comm.rank)
-    port = told(comm, lambda: _open_store(comm.size) if comm.rank == 0 else 0)[0]
+    port = gather_results(comm, lambda: _open_store(comm.size) if comm.rank == 0 else 0)[0]
     one_host = all(network == places[0][1] for _, network in places)
     found |= {"MASTER_ADDR": _reachable(comm, port, one_host), "MASTER_PORT": str(port)}
     if not one_host and "GLOO_SOCKET_IFNAME" not in os.environ and (interface := _interface_towards(found["MASTER_ADDR"], port)):
@@ -166,7 +166,7 @@ def _open_store(ranks: int) -> int:
 
 def _reachable(comm: Any, port: int, one_host: bool) -> str:
     """Return the first address of rank 0 at which every rank reaches the port. Collective."""
-    addresses: list[str] = told(comm, lambda: _addresses(one_host) if comm.rank == 0 else [])[0]
+    addresses: list[str] = gather_results(comm, lambda: _addresses(one_host) if comm.rank == 0 else [])[0]
     answers = gather(comm, [_answers(address, port) for address in addresses])
     for number, address in enumerate(addresses):
         if all(each[number] for each in answers):

@@ -11,7 +11,7 @@ import torch
 
 from sparseallreduce.algorithms.agreement import named_ranks
 from sparseallreduce.errors import MismatchError
-from sparseallreduce.runtime.objects import agreed, broadcast_arrays, collective, told
+from sparseallreduce.runtime.objects import agreed, broadcast_arrays, collective, gather_results
 from sparseallreduce.torch.buckets import Member
 
 __all__ = ["broadcast", "check", "difference", "digests"]
@@ -57,7 +57,7 @@ def difference(members: Sequence[Member], of_ranks: Sequence[bytes]) -> Mismatch
 @collective
 def check(comm: Any, members: Sequence[Member]) -> None:
     """Raise a MismatchError on every rank if the parameters are not bitwise identical. Collective."""
-    error = difference(members, told(comm, lambda: digests(members)))
+    error = difference(members, gather_results(comm, lambda: digests(members)))
     if error is not None:
         raise error
 

@@ -52,10 +52,10 @@ class HostSampler(torch.utils.data.Sampler):
         comm = resolve(comm)
         with Telling(comm):
             given = len(dataset), seed, None if hosts is None else tuple(hosts)
-            told = gather(comm, (given, this_place()))
-            if any(other != given for other, _ in told) or (hosts is not None and len(hosts) != comm.size):
-                raise MismatchError(f"the ranks of a sampler give one length, seed and host of each: {[other for other, _ in told]}")
-            places = [place for _, place in told]
+            gathered = gather(comm, (given, this_place()))
+            if any(other != given for other, _ in gathered) or (hosts is not None and len(hosts) != comm.size):
+                raise MismatchError(f"the ranks of a sampler give one length, seed and host of each: {[other for other, _ in gathered]}")
+            places = [place for _, place in gathered]
             first = [min(same_host(places, rank)) for rank in range(comm.size)] if hosts is None else list(hosts)
             mine = [rank for rank in range(comm.size) if first[rank] == first[comm.rank]]
             before = sum(1 for host in first if host < first[comm.rank])

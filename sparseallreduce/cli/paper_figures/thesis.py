@@ -121,7 +121,8 @@ def _figure_6(settings: Settings) -> Picture:
         return [_sums(settings, size, densities) for size in sizes]
 
     caption = "Measured here on one core: two streams of different uniformly random positions, float32; medians of 9, and quartiles."
-    return Picture("Thesis 5.6: the sum of two sparse vectors, and of two dense ones", agreed(settings.comm, panels, long_wait=True), caption)
+    title = "Thesis 5.6: the sum of two sparse vectors, and of two dense ones"
+    return Picture(title, agreed(settings.comm, panels, long_wait=True), caption)
 
 
 def _sums(settings: Settings, size: int, densities: Sequence[float]) -> Panel:

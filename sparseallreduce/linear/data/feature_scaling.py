@@ -13,7 +13,7 @@ from sparseallreduce.linear.data.checks import check_squares, largest_of
 from sparseallreduce.linear.data.dataset import Dataset, read_only
 from sparseallreduce.linear.kernels.magnitudes import column_sums, raise_to_magnitudes, sum_of_squares
 from sparseallreduce.runtime.api import allreduce
-from sparseallreduce.runtime.objects import agreed, gather, told
+from sparseallreduce.runtime.objects import agreed, gather, gather_results
 from sparseallreduce.streams.stream import SparseStream
 
 __all__ = [
@@ -117,7 +117,7 @@ def sample_moments(dataset: Dataset, comm: Any) -> Array:
         check_squares(dataset, "label", dataset.labels, label_squares)
         return [float(counts.sum()), squares, float(np.dot(counts, labels)), label_squares]
 
-    return np.asarray(np.sum(told(comm, own), axis=0))
+    return np.asarray(np.sum(gather_results(comm, own), axis=0))
 
 
 def adaptive_rate_unit(moments: Array, intercept: float, in_units_of_labels: bool) -> float:
@@ -289,7 +289,7 @@ def largest_eigenvalue(dataset: Dataset, intercept: bool, comm: Any) -> float:
         check_squares(dataset, "value", dataset.values, found if np.isfinite(squares) else np.inf)
         return found
 
-    return max(told(comm, own))
+    return max(gather_results(comm, own))
 
 
 def _rows(dataset: Dataset, rows: Array) -> csr_array:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.data.dataset import Dataset
-from sparseallreduce.runtime.objects import agreed, collective, gather, told
+from sparseallreduce.runtime.objects import agreed, collective, gather, gather_results
 
 __all__ = [
     "BALANCED",
@@ -193,7 +193,7 @@ def huber_epsilon(labels: Array, counts: Array | None, comm: Any) -> float:
         places = np.searchsorted(sums, sums[-1] * (np.arange(_QUANTILES) + 0.5) / _QUANTILES)
         return values[np.minimum(places, len(values) - 1)], np.full(_QUANTILES, sums[-1] / _QUANTILES)
 
-    values, weights = (np.concatenate(column) for column in zip(*told(comm, own), strict=True))
+    values, weights = (np.concatenate(column) for column in zip(*gather_results(comm, own), strict=True))
     if not weights.sum() > 0:
         return 1.35
     distances = np.abs(values - _median(values, weights))

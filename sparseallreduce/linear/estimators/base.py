@@ -32,7 +32,7 @@ from sparseallreduce.linear.model_file import FittedModel, ModelFileError, load_
 from sparseallreduce.linear.models import LinearModel
 from sparseallreduce.linear.training.batches import held_out
 from sparseallreduce.runtime.communicators import resolve
-from sparseallreduce.runtime.objects import agreed, gather, together, told
+from sparseallreduce.runtime.objects import agreed, gather, gather_results, together
 from sparseallreduce.runtime.stalls import collective
 
 __all__ = ["LinearEstimator", "has_partial_fit"]
@@ -228,7 +228,7 @@ class LinearEstimator(StreamingEstimator):
         dataset, counted, nonzeros = dataset_of(samples.rows, counts, comm, partial)
         dataset = replace(dataset, labels=target)
         self._factors = self._penalty.factors(None if partial else counted * self._share_trained(dataset.total_samples))
-        seed = told(comm, lambda: int(check_random_state(self.random_state).randint(2**31)))[0]
+        seed = gather_results(comm, lambda: int(check_random_state(self.random_state).randint(2**31)))[0]
         done: list[Any]
         steps = partial or asks_for_steps(self) is not None
         shape = dataset.features, nonzeros / (dataset.total_samples * max(1, dataset.features))

@@ -31,7 +31,7 @@ from sparseallreduce.linear.estimators.scores import Predicted, accuracy, determ
 from sparseallreduce.linear.model_file import FittedModel, is_sparse
 from sparseallreduce.linear.models import OF_EPSILON, Hinge, LinearModel, Logistic, Poisson, Squared, model_of
 from sparseallreduce.linear.multiclass import CHOICES, Multinomial, model_of_classes
-from sparseallreduce.runtime.objects import agreed, together, told
+from sparseallreduce.runtime.objects import agreed, gather_results, together
 from sparseallreduce.runtime.stalls import collective
 
 __all__ = ["LinearRegression", "LinearSVM", "LogisticRegression"]
@@ -190,7 +190,7 @@ class _LinearClassifier(ClassifierMixin, LinearEstimator):
             predicted = self._meaning().labels_of(self._scores(X, least=comm.size == 1))
             return right_of(y, predicted, counts_of(sample_weight, len(predicted)))
 
-        return together(comm, lambda: accuracy(told(comm, right)))
+        return together(comm, lambda: accuracy(gather_results(comm, right)))
 
     def _kind(self) -> str:
         """Return the name of the model with these scores for more than two classes."""
@@ -202,11 +202,11 @@ class _LinearClassifier(ClassifierMixin, LinearEstimator):
         return y
 
     def _targets(self, samples: Samples, comm: Any, onward: bool, classes: Any) -> tuple[LinearModel, Array, Array]:
-        found = _union(told(comm, lambda: np.unique(samples.labels)))
+        found = _union(gather_results(comm, lambda: np.unique(samples.labels)))
         if classes is None and not onward:
             self.classes_ = found
         elif classes is not None:
-            self._expect(_union(told(comm, lambda: np.unique(classes))), onward)
+            self._expect(_union(gather_results(comm, lambda: np.unique(classes))), onward)
         strange = np.setdiff1d(found, self.classes_)
         if len(strange):
             raise ValueError(f"the label {strange[0]!s} is not among the classes {', '.join(map(str, self.classes_[:5]))}, ...")
@@ -235,7 +235,7 @@ class _LinearClassifier(ClassifierMixin, LinearEstimator):
         if self.class_weight != "balanced" or partial:
             reason = "needs all samples: compute the weights and give a dict" if partial else "is not known: give a dict or 'balanced'"
             raise ValueError(f"class_weight={self.class_weight!r} {reason}")
-        shares = np.sum(told(comm, lambda: np.bincount(numbers, counts, len(self.classes_))), axis=0)
+        shares = np.sum(gather_results(comm, lambda: np.bincount(numbers, counts, len(self.classes_))), axis=0)
         return np.asarray(shares.sum() / (len(shares) * np.where(shares > 0, shares, np.inf)))
 
     def _take(self, model: FittedModel) -> None:
@@ -649,10 +649,10 @@ class LinearRegression(RegressorMixin, LinearEstimator):
         return {"loss": model.loss} | ({named: model.parameter} if named else {})
 
     def _largest_curvature(self, model: LinearModel, labels: Array, comm: Any) -> float:
-        sums = told(comm, lambda: (labels.sum(), len(labels), labels.max(initial=-np.inf)))
+        sums = gather_results(comm, lambda: (labels.sum(), len(labels), labels.max(initial=-np.inf)))
         total, count, highest = (list(column) for column in zip(*sums))
         mean = sum(total) / sum(count)
-        spread = sum(told(comm, lambda: float(np.abs(labels - mean).sum()))) / sum(count)
+        spread = sum(gather_results(comm, lambda: float(np.abs(labels - mean).sum()))) / sum(count)
         return model.curvature_at(spread, float(max(highest)))
 
     def _labels_checked(self, y: Array) -> Array:

@@ -12,7 +12,7 @@ from scipy.sparse import csr_array
 from sklearn.utils import check_array
 
 from sparseallreduce.linear.data.dataset import Dataset
-from sparseallreduce.runtime.objects import told
+from sparseallreduce.runtime.objects import gather_results
 from sparseallreduce.streams.stream import index_dtype
 
 __all__ = ["Samples", "counts_of", "dataset_of", "digest_of", "mean_of"]
@@ -55,7 +55,7 @@ def dataset_of(rows: csr_array, counts: Array, comm: Any, partial: bool) -> tupl
     int
         Number of non-zeros in all ranks' samples.
     """
-    ranks = told(comm, lambda: (len(counts), float(counts.sum()), int(rows.nnz), rows.dtype.char if len(counts) else "f"))
+    ranks = gather_results(comm, lambda: (len(counts), float(counts.sum()), int(rows.nnz), rows.dtype.char if len(counts) else "f"))
     total, overall = sum(share for share, *_ in ranks), sum(weight for _, weight, *_ in ranks)
     if not np.isfinite(overall):
         raise ValueError(f"the sum of all sample_weight is {overall:g}: divide them by a number, only their ratios matter")
@@ -85,4 +85,4 @@ def digest_of(samples: Samples) -> int:
 def mean_of(values: Array, dataset: Dataset, comm: Any) -> float:
     """Return the weighted mean of a value per sample, over all ranks. Collective."""
     counts = np.ones(dataset.rows) if dataset.weights is None else dataset.weights
-    return float(sum(told(comm, lambda: float(np.dot(values, counts))))) / dataset.total_samples
+    return float(sum(gather_results(comm, lambda: float(np.dot(values, counts))))) / dataset.total_samples

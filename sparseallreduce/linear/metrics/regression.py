@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.runtime.objects import told
+from sparseallreduce.runtime.objects import gather_results
 
 __all__ = ["determination", "errors"]
 
@@ -34,7 +34,7 @@ def errors(labels: Array, predictions: Array, weights: Array, comm: Any) -> dict
             differences = labels - predictions
             return float(weights.sum()), float(np.dot(weights, np.abs(differences))), float(np.dot(weights, differences**2))
 
-    weight, absolute, squared = (sum(column) for column in zip(*told(comm, sums), strict=True))
+    weight, absolute, squared = (sum(column) for column in zip(*gather_results(comm, sums), strict=True))
     if not weight > 0:
         raise ValueError("no rank has a sample with a weight other than zero")
     found = {"mae": absolute / weight, "mse": squared / weight, "rmse": math.sqrt(squared / weight)}
@@ -69,7 +69,7 @@ def determination(labels: Array, predictions: Array, weights: Array, comm: Any) 
         largest = max(float(np.abs(each).max(initial=0.0)) for each in (labels, predictions))
         return len(labels), float(weights.sum()), largest, float(labels.min(initial=np.inf))
 
-    samples, counted, largest, lowest = zip(*told(comm, sums))
+    samples, counted, largest, lowest = zip(*gather_results(comm, sums))
     weight, exponent = float(sum(counted)), -math.frexp(max(largest))[1] if math.isfinite(max(largest)) else 0
     if sum(samples) < 2:
         return None
@@ -77,7 +77,9 @@ def determination(labels: Array, predictions: Array, weights: Array, comm: Any) 
         raise ValueError("no rank has a sample with a weight other than zero")
     labels, predictions = np.ldexp(labels, exponent), np.ldexp(predictions, exponent)
     above = labels - math.ldexp(min(lowest), exponent)
-    mean = sum(told(comm, lambda: float(np.dot(weights, above)))) / weight
-    shares = told(comm, lambda: (float(np.dot(weights, (labels - predictions) ** 2)), float(np.dot(weights, (above - mean) ** 2))))
+    mean = sum(gather_results(comm, lambda: float(np.dot(weights, above)))) / weight
+    shares = gather_results(
+        comm, lambda: (float(np.dot(weights, (labels - predictions) ** 2)), float(np.dot(weights, (above - mean) ** 2)))
+    )
     unexplained, variance = (float(sum(column)) for column in zip(*shares))
     return 1 - unexplained / variance if variance > 0 else float(unexplained == 0)

@@ -24,7 +24,7 @@ from sparseallreduce.linear.solvers.losses import dual_loss
 from sparseallreduce.linear.solvers.pace import Pace
 from sparseallreduce.linear.strategies.clock import Clock
 from sparseallreduce.runtime.communicators import resolve
-from sparseallreduce.runtime.objects import agreed, gather, together, told
+from sparseallreduce.runtime.objects import agreed, gather, gather_results, together
 from sparseallreduce.runtime.stalls import collective
 from sparseallreduce.runtime.trace import trace
 from sparseallreduce.streams.stream import index_dtype
@@ -199,7 +199,7 @@ class CoCoA:
     def _begin_at_mean(self) -> None:
         """Set a free intercept to the mean label, which is near its optimum. Collective."""
         counts = np.ones(self.dataset.rows) if self.dataset.weights is None else self.dataset.weights
-        parts = told(self.comm, lambda: (float(np.dot(counts, self.dataset.labels)), float(counts.sum())))
+        parts = gather_results(self.comm, lambda: (float(np.dot(counts, self.dataset.labels)), float(counts.sum())))
         total, count = (sum(column) for column in zip(*parts, strict=True))
         self._centre += total / count if count else 0.0
         self._exchange.move_intercept(self._centre.copy())

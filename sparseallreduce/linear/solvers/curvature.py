@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.kernels import newton as kernels
-from sparseallreduce.runtime.objects import told
+from sparseallreduce.runtime.objects import gather_results
 
 __all__ = ["DENSE", "add_curvature", "density"]
 
@@ -23,7 +23,7 @@ _FEW = 32  # number of weights below which blocks do not pay off
 
 def density(dataset: Dataset, comm: Any) -> float:
     """Return the fraction of non-zero values in the samples of all ranks. Collective over ``comm``."""
-    ranks = told(comm, lambda: (int(dataset.indptr[-1] - dataset.indptr[0]), dataset.rows))
+    ranks = gather_results(comm, lambda: (int(dataset.indptr[-1] - dataset.indptr[0]), dataset.rows))
     nonzeros, rows = (sum(column) for column in zip(*ranks, strict=True))
     return float(nonzeros / max(1, rows * dataset.features))
 

@@ -24,7 +24,7 @@ from sparseallreduce.linear.solvers.softmax_steps import SoftmaxSteps
 from sparseallreduce.linear.strategies.clock import Clock
 from sparseallreduce.runtime.api import allreduce
 from sparseallreduce.runtime.communicators import resolve
-from sparseallreduce.runtime.objects import agreed, broadcast_arrays, together, told
+from sparseallreduce.runtime.objects import agreed, broadcast_arrays, gather_results, together
 from sparseallreduce.runtime.stalls import collective
 from sparseallreduce.runtime.trace import trace
 from sparseallreduce.streams.stream import SparseStream
@@ -158,7 +158,7 @@ class Newton:
         self._barrier: Barrier | None = None
         self._loss: _Smooth | Barrier = _Smooth(self.model)
         if has_kink(self.model):
-            shares = sum(told(self.comm, lambda: float(self._shares.sum())))
+            shares = sum(gather_results(self.comm, lambda: float(self._shares.sum())))
             self._loss = self._barrier = Barrier(self.model, self._true_loss(), shares)
 
     def penalise(self, l2: float) -> None:
@@ -286,7 +286,11 @@ class Newton:
 
     def _true_loss(self) -> float:
         """Return the mean loss of all ranks' samples; collective."""
-        return sum(told(self.comm, lambda: _Smooth(self.model).total(self._squeezed(self._scores), self.dataset.labels, self._shares)))
+
+        def own() -> float:
+            return _Smooth(self.model).total(self._squeezed(self._scores), self.dataset.labels, self._shares)
+
+        return sum(gather_results(self.comm, own))
 
     def _solved_by_products(self, slope: Array) -> Array:
         assert self._softmax is not None
@@ -328,7 +332,7 @@ class Newton:
         weights, scores, features, length = self._weights, self._scores, self.dataset.features, 1.0
         for _ in range(_HALVINGS):
             trial, trial_scores = weights + length * step, scores + length * along
-            losses = sum(told(self.comm, partial(self._loss_of, trial_scores)))
+            losses = sum(gather_results(self.comm, partial(self._loss_of, trial_scores)))
             new = losses + self.l2 / 2 * float(np.square(trial[:features]).sum())
             if new <= value - _ENOUGH * length * decrement:
                 self._weights, self._scores = trial, trial_scores

@@ -13,7 +13,7 @@ from sparseallreduce.errors import DivergenceError
 from sparseallreduce.linear.kernels import newton as kernels
 from sparseallreduce.linear.solvers.curvature import add_curvature
 from sparseallreduce.runtime.api import allreduce
-from sparseallreduce.runtime.objects import agreed, broadcast_arrays, told
+from sparseallreduce.runtime.objects import agreed, broadcast_arrays, gather_results
 from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["SoftmaxSteps"]
@@ -93,7 +93,7 @@ class SoftmaxSteps:
             On all ranks, if a derivative is not finite.
         """
         own: Array = self._shares @ (probabilities * (1 - probabilities))
-        curvatures = np.sum(told(self._comm, lambda: own), axis=0)
+        curvatures = np.sum(gather_results(self._comm, lambda: own), axis=0)
         divisors = self._sizes[:, np.newaxis] * curvatures + self._least
         step, residual = np.zeros_like(slope), -slope
         scaled = self._divided(residual, divisors)
@@ -103,7 +103,7 @@ class SoftmaxSteps:
             image = self._image(direction, probabilities)
             curvature = float((direction * image).sum())
             ends = not (curvature > 0 and length > aim)
-            if told(self._comm, partial(bool, ends))[0]:  # rank 0 decides, because rounding errors may differ between ranks
+            if gather_results(self._comm, partial(bool, ends))[0]:  # rank 0 decides, because rounding errors may differ between ranks
                 break
             stride = length / curvature
             step, residual = step + stride * direction, residual - stride * image

@@ -23,7 +23,7 @@ from sparseallreduce.linear.models import Hinge, LinearModel
 from sparseallreduce.linear.strategies.clock import Clock
 from sparseallreduce.linear.weights import Descent, GpuWeights, Weights, batch_sums, check_on_gpu, new_gpu_weights, new_weights
 from sparseallreduce.runtime.hosts import same_host, this_place
-from sparseallreduce.runtime.objects import agreed, gather, together, told
+from sparseallreduce.runtime.objects import agreed, gather, gather_results, together
 from sparseallreduce.runtime.threads import Threads
 from sparseallreduce.streams.kernels.backend import device_module
 from sparseallreduce.streams.stream import SparseStream
@@ -369,7 +369,7 @@ class Strategy(ABC):
                 raise StreamError(f"start from {wanted}, the intercept included, not from those of shape {np.shape(array)}")
 
         agreed(self.comm, check)
-        checksums = told(self.comm, lambda: zlib.crc32(np.ascontiguousarray(array).data))
+        checksums = gather_results(self.comm, lambda: zlib.crc32(np.ascontiguousarray(array).data))
         self.start = f"{checksums[self.comm.rank]:08x}"
         if len(set(checksums)) > 1:
             raise MismatchError("the weights to start from differ between ranks: give the same on all")

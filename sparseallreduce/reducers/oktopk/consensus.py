@@ -37,8 +37,8 @@ def total(counts: Counts, k: int, rank: int, ranks: int) -> Generator[Step, Any,
     rank, ranks : int
     """
     if 2 * (ranks - 1) * len(counts) <= k // 64:
-        told = yield Share(counts.tobytes())
-        summed: Counts = np.sum([np.frombuffer(record, np.int64) for record in told], axis=0, dtype=np.int64)
+        records = yield Share(counts.tobytes())
+        summed: Counts = np.sum([np.frombuffer(record, np.int64) for record in records], axis=0, dtype=np.int64)
         return summed
     core = lower_power_of_two(ranks)
     if rank >= core:
@@ -75,8 +75,8 @@ def _summed_in_place(counts: Counts, rank: int, ranks: int) -> Generator[Step, A
 def _packed(counts: Counts) -> SparseStream:
     """Return counts as a stream of as few words as the largest of them allows; no words if all are zero."""
     words = -(-len(counts) * np.min_scalar_type(counts.max(initial=0)).itemsize // WORD) if counts.any() else 0
-    told = counts.astype(_dtype(len(counts), words)).tobytes().ljust(words * WORD, b"\0")[: words * WORD]
-    return SparseStream._dense_form(np.frombuffer(told, np.int32), words)
+    record = counts.astype(_dtype(len(counts), words)).tobytes().ljust(words * WORD, b"\0")[: words * WORD]
+    return SparseStream._dense_form(np.frombuffer(record, np.int32), words)
 
 
 def _unpacked(stream: SparseStream, count: int) -> Counts:

@@ -93,15 +93,15 @@ def _by_levels(region: SparseStream, k: int, threshold: float, rank: int, ranks:
     """
     dtype, width = region.dtype, np.min_scalar_type(2 * k)
     levels = min(LEVELS, k * WORD // (8 * ranks * width.itemsize))
-    all_told = levels >= LEAST_LEVELS
-    levels = levels if all_told else LEVELS
+    all_levels = levels >= LEAST_LEVELS
+    levels = levels if all_levels else LEVELS
     shift = np.finfo(dtype).nmant - STEPS
     low = max(1, magnitude.key_of(threshold, dtype) - (3 * levels // 8 << shift))
     chosen = region if region.on_device else stream_at_least(region, magnitude.from_key(low, dtype))
     own = np.minimum(_reaching(chosen._entries()[1], low, shift, levels), 2 * k)
-    if all_told:
-        told = [own.astype(width).tobytes()] if ranks == 1 else (yield Share(own.astype(width).tobytes()))
-        of_ranks = np.array([np.frombuffer(record, width) for record in told], np.int64)
+    if all_levels:
+        records = [own.astype(width).tobytes()] if ranks == 1 else (yield Share(own.astype(width).tobytes()))
+        of_ranks = np.array([np.frombuffer(record, width) for record in records], np.int64)
         cut = _cut(of_ranks.sum(axis=0), k)
         sizes = [cut.taken(reaching) for reaching in of_ranks]
     else:

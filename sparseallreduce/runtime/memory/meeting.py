@@ -116,10 +116,10 @@ def neighbours(comm: Any, fact: T, nbytes: Callable[[int], int]) -> Neighbours[T
 
     It has ``nbytes(number of ranks)`` bytes. Return None for a single rank, and on all ranks of a group that cannot get the memory.
     """
-    told = gather(comm, (this_place(), fact))
-    places = [place for place, _ in told]
+    gathered = gather(comm, (this_place(), fact))
+    places = [place for place, _ in gathered]
     here, on_host = same_memory(places, comm.rank), same_host(places, comm.rank)
-    rank, facts = here.index(comm.rank), [told[other][1] for other in here]
+    rank, facts = here.index(comm.rank), [gathered[other][1] for other in here]
     memory = _shared(shared_memory(rank, nbytes(len(here))), here, comm)
     if memory is None or len(here) == 1:
         return None

@@ -34,8 +34,8 @@ def local_rank(environment: Mapping[str, str] | None = None) -> int:
     (3, 0)
     """
     environment = os.environ if environment is None else environment
-    told = next((environment[name] for name in LOCAL_RANKS if environment.get(name, "").isdecimal()), "0")
-    return int(told)
+    variable = next((environment[name] for name in LOCAL_RANKS if environment.get(name, "").isdecimal()), "0")
+    return int(variable)
 
 
 def numbered(place: int, xp: Any) -> int:
