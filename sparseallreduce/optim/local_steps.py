@@ -19,7 +19,7 @@ from sparseallreduce.optim.local_sums import ChangeSum
 from sparseallreduce.optim.local_vectors import Arrays, Vector
 from sparseallreduce.runtime.communicators import resolve
 from sparseallreduce.runtime.launching import agree
-from sparseallreduce.runtime.objects import agreed, broadcast_arrays, gather, is_known, tell, together
+from sparseallreduce.runtime.objects import agreed, broadcast_arrays, gather, is_known, report_error, together
 from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["Arrived", "Flight", "LocalSteps"]
@@ -137,7 +137,7 @@ class LocalSteps(ABC):
                 with suppress(Exception):  # raised again when the sum is finished
                     flight.request.test()
         except BaseException as error:
-            raise tell(self.comm, error) from None
+            raise report_error(self.comm, error) from None
         while self._flights and self._flights[0].due <= self.steps:
             together(self.comm, self._finish_first)
         for fragment in self._due():
@@ -307,7 +307,7 @@ class LocalSteps(ABC):
         except Exception as error:
             flight.request = _Failed(error) if is_known(error) else agree(self.comm, Intent((), 0, error), blocking=False)
         except BaseException as error:
-            raise tell(self.comm, error) from None
+            raise report_error(self.comm, error) from None
         self._flights.append(flight)
 
     def _finish_first(self) -> None:

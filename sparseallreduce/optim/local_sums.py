@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from sparseallreduce.reducers import ErrorFeedback, TopkA
 from sparseallreduce.runtime.api import allreduce, iallreduce
-from sparseallreduce.runtime.launching import Telling
+from sparseallreduce.runtime.launching import ErrorReporter
 from sparseallreduce.runtime.simulator import Network, Simulation, simulate
 from sparseallreduce.streams.selection import ChunkTopK
 from sparseallreduce.streams.stream import SparseStream
@@ -110,7 +110,7 @@ class MomentumSum(ChangeSum):
         return mean
 
     def start(self, change: Array, comm: Any, progress: Any) -> Any:
-        with Telling(comm):
+        with ErrorReporter(comm):
             return iallreduce(SparseStream.from_dense(change), comm, "mean", progress=progress)
 
     def simulate(self, others: Sequence[Any], changes: Sequence[Array], network: Network | None, how: Mapping[str, Any]) -> Simulation:

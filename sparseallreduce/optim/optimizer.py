@@ -25,7 +25,7 @@ from sparseallreduce.reducers import Reducer
 from sparseallreduce.reducers.arrays import is_array
 from sparseallreduce.runtime.api import Request
 from sparseallreduce.runtime.communicators import resolve
-from sparseallreduce.runtime.launching import Telling, agree, latest, leave
+from sparseallreduce.runtime.launching import ErrorReporter, agree, latest, leave
 from sparseallreduce.runtime.objects import is_known, mark_known
 from sparseallreduce.streams.kernels.backend import as_host, on_device
 from sparseallreduce.streams.stream import SparseStream
@@ -554,9 +554,9 @@ class _Pending:
 
         Errors and interrupts are also stored, and raised by :meth:`wait`.
         """
-        telling = Telling(comm)
+        reporter = ErrorReporter(comm)
         try:
-            with telling:
+            with reporter:
                 self.begun = True
                 self.request = start()
         except Exception as error:

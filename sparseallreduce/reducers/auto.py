@@ -22,7 +22,7 @@ from sparseallreduce.reducers.hitopk import HiTopK
 from sparseallreduce.reducers.oktopk import OkTopk
 from sparseallreduce.reducers.topka import TopkA
 from sparseallreduce.reducers.topkdsa import TopkDSA
-from sparseallreduce.runtime.launching import Telling, launch
+from sparseallreduce.runtime.launching import ErrorReporter, launch
 from sparseallreduce.streams.kernels.backend import on_device
 from sparseallreduce.streams.selection import ExactTopK, Selector
 
@@ -113,7 +113,7 @@ def explain_reducer(
     >>> sar.explain_reducer(1000, 10, sar.SERIAL, candidates=["oktopk", "topka"]).predicted.keys()
     dict_keys(['topka', 'oktopk'])
     """
-    with Telling(comm):
+    with ErrorReporter(comm):
         names: tuple[str, ...] = ()
         try:
             names = checked_candidates(candidates)

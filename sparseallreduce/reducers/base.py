@@ -21,7 +21,7 @@ from sparseallreduce.reducers.arrays import as_vector, nothing
 from sparseallreduce.reducers.by_hosts import ByHosts
 from sparseallreduce.runtime import children
 from sparseallreduce.runtime.api import Request
-from sparseallreduce.runtime.launching import Telling, launch
+from sparseallreduce.runtime.launching import ErrorReporter, launch
 from sparseallreduce.streams.kernels.backend import MIXED, array_module, may_be_written, on_device
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
@@ -136,7 +136,7 @@ class Reducer(ABC):
             The same error on every rank: StreamTypeError or StreamError for an unsuitable accumulator, MismatchError if reducers, dtypes or
             the numbers of their operations differ, AlgorithmError if this reducer has an operation in flight.
         """
-        with Telling(comm):
+        with ErrorReporter(comm):
             result: Reduced = self.planned(accumulator).start(comm, blocking=True).wait()
             return result
 
@@ -147,7 +147,7 @@ class Reducer(ABC):
         ``progress`` is as in :func:`sparseallreduce.iallreduce`. The selection is part of the operation and, with "thread", also runs in
         the background. A reducer has one operation at a time; operations of several reducers may be in flight together.
         """
-        with Telling(comm):
+        with ErrorReporter(comm):
             return self.planned(accumulator).start(comm, blocking=False, progress=progress)
 
     def planned(self, accumulator: Any, *gradient: Any, kind: Callable[..., ReducerOperation] | None = None) -> ReducerOperation:

@@ -18,7 +18,7 @@ from sparseallreduce.errors import AlgorithmError, CheckpointError, StreamTypeEr
 from sparseallreduce.reducers.arrays import DTYPES, no_indices
 from sparseallreduce.reducers.base import Reduced, Reducer, ReducerOperation
 from sparseallreduce.runtime.api import Request
-from sparseallreduce.runtime.launching import Telling
+from sparseallreduce.runtime.launching import ErrorReporter
 from sparseallreduce.streams import kernels
 from sparseallreduce.streams.kernels.backend import array_module, as_host, on_device
 from sparseallreduce.streams.reduction import Reduction
@@ -133,7 +133,7 @@ class ErrorFeedback:
         SparseAllreduceError
             The same error on every rank, as for :meth:`~sparseallreduce.Reducer.allreduce`.
         """
-        with Telling(comm):
+        with ErrorReporter(comm):
             mean: SparseStream = self.planned(gradient).start(comm, blocking=True).wait()
             return mean
 
@@ -142,7 +142,7 @@ class ErrorFeedback:
 
         ``progress`` is as in :func:`sparseallreduce.iallreduce`.
         """
-        with Telling(comm):
+        with ErrorReporter(comm):
             return self.planned(gradient).start(comm, blocking=False, progress=progress)
 
     def planned(self, gradient: Any) -> ReducerOperation:

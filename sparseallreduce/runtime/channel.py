@@ -379,7 +379,7 @@ class Channel:
                 mailbox.finish(tag)
         while mailbox.strays:
             source, failure = mailbox.strays.pop()
-            self.late.hear(failure)
+            self.late.receive(failure)
             if not failure.reply and failure.number not in self.late.failed:
                 sends: list[Sent] = []
                 mailbox.post(source, self.tag(failure.number), failure._replace(reply=True).packed(), sends)

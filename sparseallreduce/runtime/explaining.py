@@ -19,7 +19,7 @@ from sparseallreduce.algorithms.cost import Machine, Problem, copy_time, sent_by
 from sparseallreduce.algorithms.overlap import estimated, sample_bytes, sample_of, share_records
 from sparseallreduce.algorithms.steps import Share, Step
 from sparseallreduce.runtime.communicators import channel_of, resolve, size_of
-from sparseallreduce.runtime.launching import Telling, launch
+from sparseallreduce.runtime.launching import ErrorReporter, launch
 from sparseallreduce.runtime.options import OperationOptions
 from sparseallreduce.runtime.predictions import beginning_times, collective_beginning, expected_beginning, uneven_beginning
 from sparseallreduce.streams.operator import Operator
@@ -135,7 +135,7 @@ def explain(
     """
     comm = resolve(comm)
     other = Collective.named(collective, root, bounds, join)
-    with Telling(comm):
+    with ErrorReporter(comm):
         made: Any
         if other is not None:
             made, intent = make_collective_call(other, stream, op, "auto", options, comm.rank, size_of(comm))

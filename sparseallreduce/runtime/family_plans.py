@@ -153,7 +153,7 @@ def bcast_init(
 def _planned(collective: Collective, stream: Any, comm: Any, op: Any, algorithm: Any, given: Any) -> Plan:
     options = dict(given)
     comm = resolve(comm)
-    with launching.Telling(comm):
+    with launching.ErrorReporter(comm):
         progress = options.pop("progress", "manual")
         made, intent = make_collective_call(collective, stream, op, algorithm, options, comm.rank, size_of(comm))
         intent = intent._replace(terms=(*intent.terms, ("plan", "of any indices")))

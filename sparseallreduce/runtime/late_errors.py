@@ -68,7 +68,7 @@ class LateErrors:
             self.unshared[number] = failure
         self._settle(number - 1)
 
-    def hear(self, failure: Failure) -> None:
+    def receive(self, failure: Failure) -> None:
         """Record that another rank has failed in an operation that has ended on this rank."""
         if failure.reply or failure.number <= self._settled or failure.number in self.failed:
             return
@@ -77,7 +77,7 @@ class LateErrors:
             self._overdue, self._raised_through = failure, -1
 
     @property
-    def is_owed(self) -> bool:
+    def is_pending(self) -> bool:
         """True if this rank knows of an error that it has not raised, or has raised in operations that are still in flight."""
         return self._overdue is not None
 
@@ -100,18 +100,18 @@ class LateErrors:
 
     def mark(self, error: BaseException) -> None:
         """Mark an error as known to the other ranks of this channel."""
-        vars(error).setdefault("_told", set()).add(self._channel.number)
+        vars(error).setdefault("_reported_on", set()).add(self._channel.number)
 
-    def is_told(self, error: BaseException) -> bool:
+    def is_reported(self, error: BaseException) -> bool:
         """Return True if the other ranks know of an error, or raise it, too."""
-        return bool(getattr(error, "on_all_ranks", False)) or self._channel.number in getattr(error, "_told", ())
+        return bool(getattr(error, "on_all_ranks", False)) or self._channel.number in getattr(error, "_reported_on", ())
 
     def leave(self, error: BaseException, number: int) -> None:
         """Notify the other ranks of an error that a call raises after an operation, unless they know of it."""
-        if not self.is_told(error):
-            self.tell(error, number)
+        if not self.is_reported(error):
+            self.notify(error, number)
 
-    def tell(self, error: BaseException, number: int) -> None:
+    def notify(self, error: BaseException, number: int) -> None:
         """Notify all other ranks of an error that this rank raises after an operation, which may be complete here and elsewhere."""
         channel = self._channel
         mailbox = channel.mailbox

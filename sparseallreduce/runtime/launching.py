@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from sparseallreduce.streams.stream import SparseStream
 
 __all__ = [
-    "Telling",
-    "TellingBehind",
+    "ErrorReporter",
+    "WaitErrorReporter",
     "agree",
     "alone",
     "checked_intent",
@@ -219,7 +219,7 @@ def launched(comm: Any, work_on: Callable[[Channel], Work], stream: SparseStream
     return Request(None, over.deadline.outcome(operation)) if blocking else Request(operation)
 
 
-class Telling:
+class ErrorReporter:
     """A context manager inside a library call that reports errors to the other ranks, unless they know of them.
 
     Parameters
@@ -241,7 +241,7 @@ class Telling:
             leave(self._comm, error, self._before)
 
 
-class TellingBehind(Telling):
+class WaitErrorReporter(ErrorReporter):
     """The same for a call that waits for an operation instead of starting one.
 
     AlgorithmError, raised for wrong arguments, concerns this rank alone and is not reported.
@@ -282,7 +282,7 @@ def leave(comm: Any, error: BaseException, before: int | None) -> None:
         return
     if before is not None and channel.sequence > before:
         channel.late.leave(error, channel.sequence)
-    elif not channel.late.is_told(error):
+    elif not channel.late.is_reported(error):
         with channel.turn:
             channel.sequence += 1
             operation = over_mpi().operation.Operation(channel, Launched(Intent((), 0)), None, channel.sequence)

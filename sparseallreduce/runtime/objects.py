@@ -1,7 +1,7 @@
 """Exchange values, arrays and errors between ranks; errors are raised by all ranks or by none.
 
 All data travels in operations of the communicator's channel, as sums do. A rank that fails between two of them therefore reports the error
-in the next one (:func:`tell`), whichever it is, and an interrupt inside one fails as in any operation.
+in the next one (:func:`report_error`), whichever it is, and an interrupt inside one fails as in any operation.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
     "is_known",
     "leaves_on_failure",
     "mark_known",
-    "tell",
+    "report_error",
     "together",
     "gather_results",
 ]
@@ -91,7 +91,7 @@ def together(comm: Any, action: Callable[[], T]) -> T:
     except GeneratorExit:
         raise
     except BaseException as error:
-        shared = tell(comm, error)
+        shared = report_error(comm, error)
         if shared is error:
             raise
         raise shared from error
@@ -126,7 +126,7 @@ def in_turns(comm: Any, steps: Generator[T, None, Any]) -> Generator[T, None, No
         yield step
 
 
-def tell(comm: Any, error: BaseException) -> BaseException:
+def report_error(comm: Any, error: BaseException) -> BaseException:
     """Report an error of this rank to the other ranks in the next operation on the communicator; return the exception to raise here.
 
     That is the common error if only some ranks have one, and ``error`` itself if all ranks have the same or know of it already. A rank that
@@ -156,7 +156,7 @@ def leaves_on_failure(meeting: Any, comm: Any) -> None:
 
 def is_known(error: BaseException) -> bool:
     """Return True if the other ranks already know of an error."""
-    return bool(getattr(error, "on_all_ranks", False) or getattr(error, "_told", ()))
+    return bool(getattr(error, "on_all_ranks", False) or getattr(error, "_reported_on", ()))
 
 
 def mark_known(comm: Any, error: BaseException) -> None:
@@ -204,7 +204,7 @@ def gather_results(comm: Any, action: Callable[[], T], long_wait: bool = False) 
             raise
         failure = error
     except BaseException as error:
-        raise tell(comm, error) from None
+        raise report_error(comm, error) from None
     everyones = gather(comm, (_portable(failure), value if failure is None else None), long_wait)
     for rank, (raised, _) in enumerate(everyones):
         if raised is not None:

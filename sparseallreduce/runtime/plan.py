@@ -67,7 +67,7 @@ class Plan:
         if fault is not None:
             self._common.fail(fault)
             raise fault
-        with launching.Telling(self._common.comm):
+        with launching.ErrorReporter(self._common.comm):
             self._request, self._active = self._begun(stream), True
 
     def _begun(self, stream: Any) -> Request:
@@ -75,7 +75,7 @@ class Plan:
 
     def test(self) -> tuple[bool, Any]:
         """Progress the sum. Return ``(True, result)`` if it is complete, else ``(False, None)``. Raises as :meth:`wait`."""
-        with launching.TellingBehind(self._common.comm):
+        with launching.WaitErrorReporter(self._common.comm):
             request, self._active = self._started(), False  # inactive if this raises
             done, result = request.test()
             self._active = not done
@@ -94,7 +94,7 @@ class Plan:
         SparseAllreduceError
             If the sum failed; the same error on all ranks. AlgorithmError if no sum has been started.
         """
-        with launching.TellingBehind(self._common.comm):
+        with launching.WaitErrorReporter(self._common.comm):
             request = self._started()
             if timeout is not None:
                 checked_timeout(timeout)
@@ -170,5 +170,5 @@ class Common:
     def fail(self, error: Exception) -> None:
         """Raise ``error`` on all ranks that start a sum now."""
         if self.ranks > 1:
-            with launching.Telling(self.comm):
+            with launching.ErrorReporter(self.comm):
                 launching.agree(self.comm, Intent((), 0, error), blocking=False)

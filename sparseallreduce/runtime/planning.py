@@ -74,7 +74,7 @@ def allreduce_init(
     array([2., 4.])
     """
     comm = resolve(comm)
-    with launching.Telling(comm):
+    with launching.ErrorReporter(comm):
         return _planned(stream, comm, op, algorithm, fixed_indices, options)  # type: ignore[arg-type]
 
 

@@ -14,7 +14,7 @@ import torch
 from sparseallreduce.algorithms.agreement import Intent
 from sparseallreduce.errors import AlgorithmError, SparseAllreduceError, StreamTypeError
 from sparseallreduce.runtime.api import Request, iallreduce
-from sparseallreduce.runtime.launching import Telling, agree
+from sparseallreduce.runtime.launching import ErrorReporter, agree
 from sparseallreduce.runtime.objects import mark_known
 from sparseallreduce.streams.stream import SparseStream
 from sparseallreduce.torch.buckets import Bucket, Member
@@ -104,7 +104,7 @@ class Flight:
             self._add(bucket, lambda: operation.start(self.comm, blocking=False))
         except BaseException as error:  # the other ranks wait for this error
             if len(self._pending) == before:
-                self.tell(error)
+                self.report_error(error)
             if not isinstance(error, Exception):
                 raise
 
@@ -117,7 +117,7 @@ class Flight:
             self._add(None, lambda: iallreduce(given, self.comm, op="mean"))
         except BaseException as error:
             if len(self._pending) == before:
-                self.tell(error)
+                self.report_error(error)
             if not isinstance(error, Exception):
                 raise
 
@@ -136,12 +136,12 @@ class Flight:
         self.has_rows |= has_rows
         while self.started < max(buckets, len(self.buckets)):
             self.started += 1
-            self.tell(error)
+            self.report_error(error)
         if self.has_rows and not self.rows_started:
             self.rows_started = True
-            self.tell(error)
+            self.report_error(error)
 
-    def tell(self, error: BaseException) -> None:
+    def report_error(self, error: BaseException) -> None:
         """Send an error to the other ranks in place of a sum."""
         shared = translated(error) if isinstance(error, Exception) else error  # an interrupted rank does not wait for the others
         failed = self.has_failed()
@@ -175,7 +175,7 @@ class Flight:
     def give_up(self) -> NoReturn:
         """Raise the error of a failed sum, after telling the other ranks in place of the agreement on the step that a sum has failed."""
         self.agreeing = True
-        self.tell(SparseAllreduceError(_FAILED))
+        self.report_error(SparseAllreduceError(_FAILED))
         self.wait()
         raise self.failure or SparseAllreduceError(_FAILED)
 
@@ -186,7 +186,7 @@ class Flight:
             self.tell_rest(error)
         if self.early and not self.agreeing:
             self.agreeing = True
-            self.tell(error)
+            self.report_error(error)
         if isinstance(error, Exception):
             self.wait()
 
@@ -242,9 +242,9 @@ class Flight:
         self.give_back()
 
     def _add(self, bucket: Bucket | None, start: Callable[[], Request]) -> None:
-        telling = Telling(self.comm)
+        reporter = ErrorReporter(self.comm)
         try:
-            with telling:
+            with reporter:
                 self._pending.append((bucket, start(), None))
         except BaseException as error:
             self._pending.append((bucket, None, translated(error)))

@@ -14,7 +14,7 @@ from sparseallreduce import optim
 from sparseallreduce.errors import AlgorithmError, CheckpointError, StreamTypeError
 from sparseallreduce.optim.local_vectors import Vector
 from sparseallreduce.runtime.communicators import resolve
-from sparseallreduce.runtime.objects import agreed, tell, together
+from sparseallreduce.runtime.objects import agreed, report_error, together
 
 __all__ = ["DiLoCo", "LocalSGD", "LocalSteps", "SparseLoCo"]
 
@@ -125,7 +125,7 @@ class LocalSteps(torch.optim.Optimizer):
         try:
             loss = self.inner.step(closure)
         except BaseException as error:
-            raise tell(self.comm, error) from None
+            raise report_error(self.comm, error) from None
         self.local.step()
         return loss
 

@@ -16,7 +16,7 @@ from sparseallreduce.optim.arrays import finite_norm
 from sparseallreduce.optim.settings import Settings
 from sparseallreduce.reducers import Reducer
 from sparseallreduce.runtime.communicators import resolve
-from sparseallreduce.runtime.launching import Telling, agree, latest, leave
+from sparseallreduce.runtime.launching import ErrorReporter, agree, latest, leave
 from sparseallreduce.torch import header, leaving, replicas, state
 from sparseallreduce.torch.buckets import Bucket, Member, arranged, listed
 from sparseallreduce.torch.devices import Order, collective_in_order, in_order
@@ -203,7 +203,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if not self._constructed:
             super().add_param_group(param_group)
             return
-        with Telling(self.comm):
+        with ErrorReporter(self.comm):
             try:
                 self._expect_idle()
                 super().add_param_group(param_group)

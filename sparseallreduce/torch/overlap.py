@@ -37,7 +37,7 @@ class Overlap:
     def __contains__(self, parameter: torch.Tensor) -> bool:
         return parameter in self._watched and parameter.requires_grad
 
-    def tell(self, parameter: torch.Tensor) -> None:
+    def report(self, parameter: torch.Tensor) -> None:
         """Report that the gradient of a parameter has been computed."""
         came = self._came()
         if came is not None and not self.paused:
@@ -73,7 +73,7 @@ class _Hook:
         overlap = self._overlap()
         if overlap is not None:
             try:
-                overlap.tell(parameter)
+                overlap.report(parameter)
             except BaseException as error:
                 overlap.leave(error)
                 raise

@@ -16,7 +16,7 @@ from sparseallreduce.algorithms.agreement import Intent
 from sparseallreduce.algorithms.steps import Share, Step
 from sparseallreduce.errors import StreamTypeError
 from sparseallreduce.runtime.communicators import resolve
-from sparseallreduce.runtime.launching import Telling, launch
+from sparseallreduce.runtime.launching import ErrorReporter, launch
 from sparseallreduce.torch.flight import translated
 
 __all__ = ["parallel_map", "parallel_operator", "shares"]
@@ -65,7 +65,7 @@ def parallel_operator(operator: Callable[[torch.Tensor], torch.Tensor], tensor: 
             raise StreamTypeError(f"the operator returns as many rows as it is given, {bounds[1] - bounds[0]}, in a tensor")
         return [result]
 
-    with Telling(comm):
+    with ErrorReporter(comm):
         pieces = _joined(comm, piece, "a parallel tensor operator", [tensor])
         filled = [each for each in pieces if len(each)]
         return torch.cat(filled or pieces[:1]).to(tensor.device)
@@ -109,7 +109,7 @@ def parallel_map(operator: Callable[..., torch.Tensor], tensors: Sequence[Any], 
         bounds = shares([sum(tensor.numel() for tensor in each) for each in given], comm.size)
         return [operator(*each) for each in given[bounds[comm.rank] : bounds[comm.rank + 1]]]
 
-    with Telling(comm):
+    with ErrorReporter(comm):
         given += [each if isinstance(each, tuple) else (each,) for each in tensors]
         return _joined(comm, own, "a parallel map", [tensor for each in given for tensor in each])
 

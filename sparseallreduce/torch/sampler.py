@@ -11,7 +11,7 @@ import torch
 from sparseallreduce.errors import MismatchError
 from sparseallreduce.runtime.communicators import resolve
 from sparseallreduce.runtime.hosts import same_host, this_place
-from sparseallreduce.runtime.launching import Telling
+from sparseallreduce.runtime.launching import ErrorReporter
 from sparseallreduce.runtime.objects import gather
 
 __all__ = ["HostSampler"]
@@ -50,7 +50,7 @@ class HostSampler(torch.utils.data.Sampler):
 
     def __init__(self, dataset: Any, comm: Any = None, *, seed: int = 0, hosts: Sequence[int] | None = None) -> None:
         comm = resolve(comm)
-        with Telling(comm):
+        with ErrorReporter(comm):
             given = len(dataset), seed, None if hosts is None else tuple(hosts)
             gathered = gather(comm, (given, this_place()))
             if any(other != given for other, _ in gathered) or (hosts is not None and len(hosts) != comm.size):

@@ -176,7 +176,7 @@ def reduced_until_interrupted(ours, streams, algorithm, seconds):
             sar.allreduce(streams[number % 3], ours, algorithm=algorithm)
         raise AssertionError("the interrupt is lost")
     except KeyboardInterrupt as error:
-        return "inside" if known_channel(ours).number in getattr(error, "_told", ()) else "outside"
+        return "inside" if known_channel(ours).number in getattr(error, "_reported_on", ()) else "outside"
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)  # after another error it would end this process
         signal.signal(signal.SIGALRM, before)
@@ -568,7 +568,7 @@ def interrupted(function):
         finally:
             timer.join()
             signal.signal(signal.SIGUSR2, before)
-        if not isinstance(outcome, KeyboardInterrupt) or getattr(outcome, "_told", ()):
+        if not isinstance(outcome, KeyboardInterrupt) or getattr(outcome, "_reported_on", ()):
             return outcome
 
 

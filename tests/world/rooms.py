@@ -54,7 +54,7 @@ class Room(NamedTuple):
 
 
 # What comes before a call begins.
-_BEFORE = ("Telling.__init__", "Telling.__enter__", "latest", "Optimizer.__init__", "DistributedOptimizer.__init__")
+_BEFORE = ("ErrorReporter.__init__", "ErrorReporter.__enter__", "latest", "Optimizer.__init__", "DistributedOptimizer.__init__")
 
 
 class Points:
