@@ -47,7 +47,7 @@ def timed_alone(call: Callable[[], Any], comm: Any) -> float:
     wait = LongWait(lambda: (f"rank {comm.rank} of {comm.size}", "a measurement on rank 0 alone"))
     while not done.Test():
         sleep(1e-4)
-        wait.look()
+        wait.check()
     wait.over()
     return float(comm.bcast(seconds))
 

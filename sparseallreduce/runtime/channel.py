@@ -142,7 +142,7 @@ class Channel:
         try:
             if self.mailbox is not None:
                 self.mailbox.take_in()
-                self.look()
+                self.process_alarms()
             if self.state == SETTLING:
                 self._settle()
             elif next(self._preparation, True):
@@ -287,7 +287,7 @@ class Channel:
                 counting = min([failure, *known], key=by_culprit)
                 operation.end(self.error if counting is failure and self.error is not None else common_error([counting.announcement()]))
 
-    def look(self) -> None:
+    def process_alarms(self) -> None:
         """Process the announcements of ranks whose preparation of the channel failed."""
         failures = self._alarms.failures
         while failures:
@@ -316,7 +316,7 @@ class Channel:
         if error is not None:  # it has cost the announcement of another rank
             self.fail(error)
 
-    def said(self) -> tuple[str, str]:
+    def describe_wait(self) -> tuple[str, str]:
         """Return who is waiting and for what, for the warning about a long preparation."""
         return f"rank {self.rank} of {self.ranks}", "the preparation of the communicator: MPI does not report which ranks are missing"
 
@@ -433,10 +433,10 @@ def prepare(channel: Channel) -> None:
         If the preparation failed; the same error on all ranks.
     """
     try:
-        progress.wait_until(lambda: channel.state != SETTLING, channel.said, limited=True)
+        progress.wait_until(lambda: channel.state != SETTLING, channel.describe_wait, limited=True)
         if channel.state == FAILED:
             channel.restart()
-        progress.wait_until(lambda: channel.state in (READY, FAILED), channel.said, limited=True)
+        progress.wait_until(lambda: channel.state in (READY, FAILED), channel.describe_wait, limited=True)
     except BaseException as error:
         with channel.lock:
             channel.fail(error)

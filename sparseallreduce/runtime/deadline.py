@@ -19,7 +19,7 @@ from sparseallreduce.runtime.work import waiting
 if TYPE_CHECKING:
     from sparseallreduce.runtime.operation import Operation
 
-__all__ = ["finish", "finish_within", "outcome", "said_of"]
+__all__ = ["finish", "finish_within", "outcome", "describe_wait"]
 
 # For a communicator that is not duplicated yet. All ranks use the same text, since they cannot communicate.
 _UNKNOWN = "not all ranks have started the first operation on this communicator in time, and MPI does not report which ranks are missing"
@@ -36,7 +36,7 @@ def finish(operation: Operation) -> None:
             return
         timeout = default_timeout()
         if timeout is None:
-            progress.wait_until(lambda: operation.done, lambda: said_of(operation))
+            progress.wait_until(lambda: operation.done, lambda: describe_wait(operation))
         else:
             finish_within([operation], timeout)
     except BaseException as error:
@@ -67,7 +67,7 @@ def finish_within(operations: Sequence[Operation], seconds: float) -> None:
     try:
         for operation in waited:
             operation.enlist()
-        progress.wait_until(lambda: _all_done(waited) or perf_counter() > limit, lambda: _said_of_any(waited))
+        progress.wait_until(lambda: _all_done(waited) or perf_counter() > limit, lambda: _describe_any(waited))
         if _all_done(waited):
             return
         for operation in waited:
@@ -75,8 +75,8 @@ def finish_within(operations: Sequence[Operation], seconds: float) -> None:
                 if operation.ended:
                     _leave_sends(operation)
                 elif operation.failure is None:
-                    nobody_told = operation.channel.mailbox is None
-                    text = _UNKNOWN if nobody_told else f"not done within {seconds:g} s: {_awaited(operation)}"
+                    is_first = operation.channel.mailbox is None
+                    text = _UNKNOWN if is_first else f"not done within {seconds:g} s: {_awaited(operation)}"
                     progress.give_up(operation, WaitTimeoutError(text))
         progress.wait_until(lambda: _all_done(waited))  # until the ranks have agreed on the error
     except BaseException as error:
@@ -91,7 +91,7 @@ def _all_done(operations: Sequence[Operation]) -> bool:
     return all(operation.done for operation in operations)
 
 
-def said_of(operation: Operation) -> tuple[str, str]:
+def describe_wait(operation: Operation) -> tuple[str, str]:
     """Return who is waiting for an operation, and a text that names the operation and what it waits for.
 
     Exceptions and interrupts here propagate to the caller, who is waiting.
@@ -115,8 +115,8 @@ def said_of(operation: Operation) -> tuple[str, str]:
     return who, f"{name}: {text}"
 
 
-def _said_of_any(operations: Sequence[Operation]) -> tuple[str, str]:
-    return said_of(next((operation for operation in operations if not operation.done), operations[0]))
+def _describe_any(operations: Sequence[Operation]) -> tuple[str, str]:
+    return describe_wait(next((operation for operation in operations if not operation.done), operations[0]))
 
 
 def _name(work: Any) -> str:

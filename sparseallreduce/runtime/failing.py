@@ -252,7 +252,7 @@ class Failing:
         channel, failure = self.channel, self.failure
         assert failure is not None
         channel.mailbox.take_in()
-        channel.look()
+        channel.process_alarms()
         if channel.state == SETTLING:
             return
         failures = channel.mailbox.box(self.tag).failures

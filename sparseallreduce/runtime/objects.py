@@ -299,11 +299,11 @@ def _carried_out(comm: Any, intent: Intent, schedule: Schedule, long_wait: bool 
     if operation is None:
         return request.wait()
     over = over_mpi()
-    wait = LongWait(lambda: over.deadline.said_of(operation), limited=True)
+    wait = LongWait(lambda: over.deadline.describe_wait(operation), limited=True)
     try:
         while long_wait and not operation.done:
             over.progress.advance()
-            wait.look()
+            wait.check()
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
     except BaseException as error:

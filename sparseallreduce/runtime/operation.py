@@ -363,7 +363,7 @@ class Operation(Failing):
         if self.outbox is not None:
             self.outbox.pump()
         channel.mailbox.take_in()
-        channel.look()
+        channel.process_alarms()
         if channel.orphaned or channel.mailbox.strays or channel.mailbox.warned:
             channel.tidy()
         explaining = self.explaining and perf_counter() < self.explaining

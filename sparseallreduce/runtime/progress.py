@@ -44,7 +44,7 @@ _SPINS = 64  # polls, of about 3 microseconds each, before a rank with a core of
 HANDSHAKE_SPINS = 256  # polls, of half a microsecond each, before the wait for a handshake counts as long
 COLLECTIVE_SPINS = 16  # consecutive polls of a collective, each of which progresses it by some kilobytes
 _PATIENCE = 5000  # attempts to release what is pending before it is postponed
-_looks = 0  # attempts since something was last released
+_attempts = 0  # attempts since something was last released
 _ALIVE = 0.2  # seconds between checks that the processes of this host are running
 _FORKED = "this operation belongs to the rank from which this process was forked, and which goes on with it: wait for it there"
 
@@ -68,19 +68,19 @@ def advance() -> None:
 
 def give_back_freed() -> None:
     """Continue to release what was kept for freed communicators. Releases that wait long for other ranks are postponed."""
-    global _looks
+    global _attempts
     if not _lock.acquire(blocking=False):
         return
     try:
         for each in tuple(freed):
             if next(each, True):
                 freed.remove(each)
-                _looks = 0
-        _looks += 1
-        if _looks > _PATIENCE:
+                _attempts = 0
+        _attempts += 1
+        if _attempts > _PATIENCE:
             _late_freed.extend(freed)
             freed.clear()
-            _looks = 0
+            _attempts = 0
     finally:
         _lock.release()
 
@@ -132,7 +132,7 @@ def done_within(requests: list[MPI.Request], oversubscribed: bool, spins: int = 
     return False
 
 
-def wait_until(done: Callable[[], bool], said: Callable[[], tuple[str, str]] | None = None, limited: bool = False) -> None:
+def wait_until(done: Callable[[], bool], describe: Callable[[], tuple[str, str]] | None = None, limited: bool = False) -> None:
     """Progress operations until ``done`` returns True.
 
     After some rounds without success, or immediately if ranks share cores, the core is offered to other processes between rounds.
@@ -140,7 +140,7 @@ def wait_until(done: Callable[[], bool], said: Callable[[], tuple[str, str]] | N
     Parameters
     ----------
     done : callable
-    said : callable, optional
+    describe : callable, optional
         Returns who waits and for what, for the warning about a long wait, as in :class:`~sparseallreduce.runtime.stalls.LongWait`.
     limited : bool
         Whether to raise WaitTimeoutError when the default timeout expires.
@@ -156,9 +156,9 @@ def wait_until(done: Callable[[], bool], said: Callable[[], tuple[str, str]] | N
                 if looked:
                     _check_processes()
                     if wait is not None:
-                        wait.look()
-                    elif said is not None:
-                        wait = LongWait(said, limited)
+                        wait.check()
+                    elif describe is not None:
+                        wait = LongWait(describe, limited)
                 looked = now
         rounds += 1
     if wait is not None:

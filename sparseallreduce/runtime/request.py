@@ -78,8 +78,8 @@ class Request:
                 over_mpi().progress.advance()
                 if not operation.done:
                     if self._tests is None:
-                        self._tests = LongWait(lambda: over_mpi().deadline.said_of(operation), verb="tested")
-                    self._tests.look()
+                        self._tests = LongWait(lambda: over_mpi().deadline.describe_wait(operation), verb="tested")
+                    self._tests.check()
                     return False, None
                 if self._tests is not None:
                     self._tests.over()

@@ -36,7 +36,7 @@ STALL_VARIABLE, TIMEOUT_VARIABLE = "SPARSEALLREDUCE_STALL_SECONDS", "SPARSEALLRE
 F = TypeVar("F", bound=Callable[..., Any])
 
 _STALL_SECONDS = 60.0
-_LOOK_SECONDS = 0.2  # between two reads of the clock in a long wait
+_CHECK_SECONDS = 0.2  # between two reads of the clock in a long wait
 _LONGEST_NAP = 5.0  # longest sleep of the thread between two checks of blocking calls
 
 _log = logging.getLogger("sparseallreduce")
@@ -103,23 +103,23 @@ class LongWait:
 
     Parameters
     ----------
-    said : callable
+    describe : callable
         Returns two texts: who waits, and in what and for whom, as in ``("rank 0 of 2", "an allreduce: rank 1 has not entered it")``.
     limited : bool
-        Whether :meth:`look` raises when the default timeout expires.
+        Whether :meth:`check` raises when the default timeout expires.
     verb : str
         What the rank does, for the warning.
     """
 
-    def __init__(self, said: Callable[[], tuple[str, str]], limited: bool = False, verb: str = "waited") -> None:
-        self._said, self._limited, self._verb = said, limited, verb
+    def __init__(self, describe: Callable[[], tuple[str, str]], limited: bool = False, verb: str = "waited") -> None:
+        self._describe, self._limited, self._verb = describe, limited, verb
         self._activity = (*_activities.get(), ("", ""))[0]  # the outermost is the call of the user
         self._begin = perf_counter()
-        self._look = self._begin + _LOOK_SECONDS
+        self._next_check = self._begin + _CHECK_SECONDS
         self._next = 0.0  # seconds of waiting at which to warn next; 0 until they are read
         self._reported = ""
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Warn if a warning is due. Call this periodically while waiting; it costs a read of the clock.
 
         Raises
@@ -128,9 +128,9 @@ class LongWait:
             If the wait is limited and the default timeout has expired.
         """
         now = perf_counter()
-        if now < self._look:
+        if now < self._next_check:
             return
-        self._look, waited = now + _LOOK_SECONDS, now - self._begin
+        self._next_check, waited = now + _CHECK_SECONDS, now - self._begin
         self.warn_after(waited)
         timeout = default_timeout() if self._limited else None
         if timeout is not None and waited > timeout:
@@ -167,7 +167,7 @@ class LongWait:
 
     def _texts(self) -> tuple[str, str]:
         try:
-            return self._said()
+            return self._describe()
         except Exception:  # MPI may have been finalised; a warning must not make a wait fail
             return "a rank", "a call of the library"
 
@@ -188,7 +188,7 @@ class blocked:
         self._rank, self._ranks, self._what = rank, ranks, what
 
     def __enter__(self) -> None:
-        _watch.waits[self] = LongWait(self._said)
+        _watch.waits[self] = LongWait(self._describe)
         _watch.start()
 
     def __exit__(self, *_: object) -> None:
@@ -196,7 +196,7 @@ class blocked:
         if wait is not None:
             wait.over()
 
-    def _said(self) -> tuple[str, str]:
+    def _describe(self) -> tuple[str, str]:
         return f"rank {self._rank} of {self._ranks}", self._what
 
 
@@ -216,7 +216,7 @@ class _Watch:
 
     def _run(self) -> None:
         while True:
-            sleep(min(_LONGEST_NAP, max(_LOOK_SECONDS, stall_seconds() / 8)))
+            sleep(min(_LONGEST_NAP, max(_CHECK_SECONDS, stall_seconds() / 8)))
             for wait in tuple(self.waits.values()):
                 wait.warn_after(wait.waited)
 

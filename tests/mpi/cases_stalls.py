@@ -59,7 +59,7 @@ def told(stall=SECONDS, timeout="", comm=None, late=0):
     stalls._default_timeout.cache_clear()
     with (
         mock.patch.dict(os.environ, {stalls.STALL_VARIABLE: stall, stalls.TIMEOUT_VARIABLE: timeout}),
-        mock.patch.object(stalls, "_LOOK_SECONDS", 0.05),
+        mock.patch.object(stalls, "_CHECK_SECONDS", 0.05),
     ):
         try:
             yield handler.texts

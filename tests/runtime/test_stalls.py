@@ -41,7 +41,7 @@ def waited(clock, seconds, **how):
     begin = clock.seconds
     while clock.seconds < begin + seconds:
         clock.seconds += 1
-        wait.look()
+        wait.check()
     at.extend(each - begin for each in reports)
     return at, wait
 
@@ -66,7 +66,7 @@ def test_a_wait_that_was_not_looked_at_for_long_is_reported_once(clock, said):
     wait = stalls.LongWait(lambda: ("rank 0 of 2", "a sum: rank 1 is late"))
     clock.seconds = 500  # two looks are minutes apart
     for _ in range(5):
-        wait.look()
+        wait.check()
         clock.seconds += 1
     assert len(said()) == 1
 
@@ -123,7 +123,7 @@ def test_a_warning_fails_no_wait(clock, said):
 
     wait = stalls.LongWait(broken)
     clock.seconds += 61
-    wait.look()
+    wait.check()
     assert "in a call of the library" in said()[0]
 
     class Full(logging.Handler):
@@ -134,13 +134,13 @@ def test_a_warning_fails_no_wait(clock, said):
     logging.getLogger("sparseallreduce").addHandler(handler)
     try:
         clock.seconds += 100
-        wait.look()
+        wait.check()
     finally:
         logging.getLogger("sparseallreduce").removeHandler(handler)
 
 
 def test_a_call_that_blocks_is_reported_by_a_thread(monkeypatch, caplog):
-    monkeypatch.setattr(stalls, "_LOOK_SECONDS", 0.005)
+    monkeypatch.setattr(stalls, "_CHECK_SECONDS", 0.005)
     monkeypatch.setenv(stalls.STALL_VARIABLE, "0.01")
     monkeypatch.setattr(stalls, "_watch", stalls._Watch())
     caplog.set_level(logging.INFO, "sparseallreduce")

@@ -299,7 +299,7 @@ def _opened_pipe(name: str, shown: str, comm: Any) -> BinaryIO:
         poll.register(descriptor, select.POLLIN)
         wait = LongWait(lambda: (f"rank {comm.rank} of {comm.size}", f"the reading of {shown}: nobody writes into this pipe"), limited=True)
         while not poll.poll(_LOOK_MILLISECONDS):
-            wait.look()
+            wait.check()
         wait.over()
         os.set_blocking(descriptor, True)
         return open(descriptor, "rb")

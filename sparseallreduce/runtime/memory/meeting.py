@@ -84,8 +84,8 @@ class Meeting:
             self._comm.Iprobe()
             advance()
             if wait is None:
-                wait = LongWait(self._said, limited=True)
-            wait.look()
+                wait = LongWait(self._describe, limited=True)
+            wait.check()
         if wait is not None:
             wait.over()
         if self._words[_REACHED :: self._step][: self._ranks].max() >= _LEFT:
@@ -93,7 +93,7 @@ class Meeting:
             raise SparseAllreduceError("a rank has failed in an earlier step: start again with a new strategy")
         return bool(self._all_reached(self._words, _SUCCEEDED, *at, 1, 0))
 
-    def _said(self) -> tuple[str, str]:
+    def _describe(self) -> tuple[str, str]:
         """Return who waits, and for whom."""
         step, meetings = self._step, self._meetings
         missing = [rank for rank in range(self._ranks) if not self._all_reached(self._words, rank * step + _REACHED, 1, 1, meetings, 1, 0)]

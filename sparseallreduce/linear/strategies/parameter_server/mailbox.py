@@ -235,7 +235,7 @@ class _Nap:
         if self._rounds < _SPINS and not self._oversubscribed:
             return
         if self._wait is not None:
-            self._wait.look()
+            self._wait.check()
         elif self._describe is not None and self._rounds >= _SPINS:
             self._wait = LongWait(self._describe, limited=True)
         if self._rounds < _SPINS or not self._oversubscribed:
