@@ -30,7 +30,7 @@ __all__ = ["has_begun", "is_idle", "start"]
 
 _REMEMBERED = 256  # signatures cached for a channel
 _AT_ONCE = (False,)  # argument of `acquire` for a non-blocking attempt
-_STRUCK = Launched(Intent((), 0))  # stands for the work of an operation that failed before its work was known
+_FAILED_WORK = Launched(Intent((), 0))  # stands for the work of an operation that failed before its work was known
 
 
 def is_idle(channel: Channel) -> bool:
@@ -92,7 +92,7 @@ def start(
         except BaseException as error:
             channel.sequence = sequence
             if operation is None:
-                operation = Operation(channel, _STRUCK, None, sequence)
+                operation = Operation(channel, _FAILED_WORK, None, sequence)
             with channel.lock:  # another thread may be progressing other operations
                 operation.fail(error)
             if not isinstance(error, Exception):

@@ -55,16 +55,16 @@ __all__ = [
 Made = tuple[Call | ListCall | None, Intent]
 
 
-def start(stream: Any, comm: Any, op: Any, algorithm: Any, options: dict[str, Any], blocking: bool, struck: Made | None = None) -> Request:
+def start(stream: Any, comm: Any, op: Any, algorithm: Any, options: dict[str, Any], blocking: bool, made: Made | None = None) -> Request:
     """Start an allreduce. Parameters, errors and result are those of :mod:`~sparseallreduce.runtime.api`.
 
-    With ``blocking`` the operation is complete when this returns, and its errors are raised here. ``struck`` replaces the call and intent
+    With ``blocking`` the operation is complete when this returns, and its errors are raised here. ``made`` replaces the call and intent
     if an error has already hit this rank.
     """
     progress = options.pop("progress", "manual") if not blocking else "manual"
     timeout = options.pop("timeout", None) if blocking else None
     make: Callable[..., Made] = make_list_call if isinstance(stream, list | tuple) else make_call
-    call, intent = struck or make(stream, op, algorithm, options)
+    call, intent = made or make(stream, op, algorithm, options)
     comm = resolve(comm)
     ranks, intent = size_of(comm), checked_intent(intent, comm, progress, timeout)
     at_once = blocking and timeout is None

@@ -16,7 +16,7 @@ __all__ = ["start"]
 
 def start(streams: Any, comm: Any, op: Any, algorithm: Any, options: dict[str, Any], blocking: bool) -> Request:
     """Start a sum of one stream or a list. Same as :func:`sparseallreduce.runtime.launching.start`, with a fast path for fusible lists."""
-    struck = None
+    made = None
     if isinstance(streams, list | tuple) and not options and type(op) is str and type(algorithm) is str:
         channel = communicators.known_channel(comm)
         if channel is not None:
@@ -25,12 +25,12 @@ def start(streams: Any, comm: Any, op: Any, algorithm: Any, options: dict[str, A
                 try:
                     found = fused_alike(streams)
                 except BaseException as error:  # reported to the other ranks
-                    found, struck = None, (None, Intent((), 0, error))
+                    found, made = None, (None, Intent((), 0, error))
                 if found is not None:
                     request = _begun(*found, op, algorithm, channel, blocking)
                     if request is not None:
                         return request
-    return launching.start(streams, comm, op, algorithm, options, blocking, struck)
+    return launching.start(streams, comm, op, algorithm, options, blocking, made)
 
 
 def _begun(fusion: Fusion, fused: SparseStream, op: str, algorithm: str, channel: Any, blocking: bool) -> Request | None:

@@ -43,7 +43,7 @@ __all__ = [
 _SPINS = 64  # polls, of about 3 microseconds each, before a rank with a core of its own yields it
 HANDSHAKE_SPINS = 256  # polls, of half a microsecond each, before the wait for a handshake counts as long
 COLLECTIVE_SPINS = 16  # consecutive polls of a collective, each of which progresses it by some kilobytes
-_PATIENCE = 5000  # attempts to release what is pending before it is postponed
+_MOST_ATTEMPTS = 5000  # attempts to release what is pending before it is postponed
 _attempts = 0  # attempts since something was last released
 _ALIVE = 0.2  # seconds between checks that the processes of this host are running
 _FORKED = "this operation belongs to the rank from which this process was forked, and which goes on with it: wait for it there"
@@ -77,7 +77,7 @@ def give_back_freed() -> None:
                 freed.remove(each)
                 _attempts = 0
         _attempts += 1
-        if _attempts > _PATIENCE:
+        if _attempts > _MOST_ATTEMPTS:
             _late_freed.extend(freed)
             freed.clear()
             _attempts = 0

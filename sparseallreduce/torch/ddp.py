@@ -246,13 +246,13 @@ class CommHook:
 
     def _finish(self, interrupt: BaseException | None) -> None:
         """Wait for the sums of all buckets, complete their futures, and raise an interrupt of this rank."""
-        flight, came, before, struck = self._flight, self._came, self._before, self._infinite
+        flight, came, before, infinite = self._flight, self._came, self._before, self._infinite
         assert flight is not None
         self._flight, self._came, self._before, self._infinite = None, [], {}, False
         try:
             if self._scaler is not None and flight.has_failed():
                 flight.give_up()
-            infinite = self._scaler is not None and header.on_any_rank(self.comm, struck)
+            infinite = self._scaler is not None and header.on_any_rank(self.comm, infinite)
             flight.wait()
             if flight.failure is not None:
                 raise flight.failure

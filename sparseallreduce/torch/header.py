@@ -73,11 +73,11 @@ def exchange(
     return Header(bytes(map(max, zip(*(each[:count] for each in records)))), any(each[count] for each in records))
 
 
-def on_any_rank(comm: Any, struck: bool) -> bool:
+def on_any_rank(comm: Any, condition: bool) -> bool:
     """Return whether the condition holds on any rank. Collective."""
 
     def schedule(_rank: int, _ranks: int) -> Generator[Step, Any, bool]:
-        return any(each != b"\0" for each in (yield Share(bytes([struck]))))
+        return any(each != b"\0" for each in (yield Share(bytes([condition]))))
 
     return bool(launch(comm, Intent((("operation", "a question to all ranks"),), 0), schedule, blocking=True).wait())
 
