@@ -87,8 +87,8 @@ def _error(intents: Sequence[Mapping[str, Any]]) -> SparseAllreduceError:
     faulty = [rank for rank, intent in enumerate(intents) if "error" in intent]
     if faulty:
         announced = intents[faulty[0]]
-        alike = len(faulty) == len(intents) and all(intent == announced for intent in intents)
-        where = "" if alike else f"on rank {faulty[0]}: "
+        same = len(faulty) == len(intents) and all(intent == announced for intent in intents)
+        where = "" if same else f"on rank {faulty[0]}: "
         kind = getattr(errors, str(announced["error"]), None)
         if isinstance(kind, type) and issubclass(kind, SparseAllreduceError):
             return kind(where + str(announced["text"]))

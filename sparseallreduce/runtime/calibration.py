@@ -69,8 +69,8 @@ class Calibration:
         """Return the fastest stored measurement that ``measured`` is close to, or None if there is none."""
         if self.renewing:
             return None
-        alike = [machine for machine in _read(self._path) if _alike(machine, measured, self._slower)]
-        return min(alike, key=lambda machine: math.prod(_noticed(machine)), default=None)
+        similar = [machine for machine in _read(self._path) if _similar(machine, measured, self._slower)]
+        return min(similar, key=lambda machine: math.prod(_noticed(machine)), default=None)
 
     def keep(self, measured: Machine) -> None:
         """Store a measurement and remove those that it shows to have been disturbed."""
@@ -81,7 +81,7 @@ class Calibration:
     def _outdated(self, kept: Machine, measured: Machine) -> bool:
         """Return True if ``measured`` shows that a stored measurement was disturbed, or replaces it."""
         slower = all(map(le, _noticed(measured), _noticed(kept)))
-        return slower or (self.renewing and (_alike(kept, measured, self._slower) or _alike(measured, kept, self._slower)))
+        return slower or (self.renewing and (_similar(kept, measured, self._slower) or _similar(measured, kept, self._slower)))
 
 
 def _digest(library: str, hosts: Sequence[bytes], cores: int) -> str:
@@ -100,7 +100,7 @@ def _processor() -> str:
     return next((line for line in lines if line.startswith("model name")), "")
 
 
-def _alike(kept: Machine, measured: Machine, slower: float) -> bool:
+def _similar(kept: Machine, measured: Machine, slower: float) -> bool:
     """Return True if two measurements are close. ``slower`` limits the ratio of the times per byte; the other constants vary more."""
     times = zip(Machine._fields, _noticed(kept), _noticed(measured), strict=True)
     return all(before / _FASTER <= now <= before * (slower if name.startswith("beta") else _SLOWER) for name, before, now in times)

@@ -67,7 +67,7 @@ class Channel:
         self.warned = -1  # the last rank that this rank's failure was sent to
         self.unsent: Any = None  # Failure of an attempt that ended before it could be sent to other ranks
         self.limit = 0.0  # time until which announcements of other ranks are awaited
-        self.turn = threading.RLock()  # serialises the threads that start operations
+        self.start_lock = threading.RLock()  # serialises the threads that start operations
         self.lock = threading.RLock()  # guards the operations in flight; no thread waits for it while it holds another channel's lock
         self.machine: Machine | None = None
         self.collectives = Collectives()
@@ -130,7 +130,7 @@ class Channel:
         if self.warned < self.ranks:
             self.unsent = self.failure
         self.last, self.failure, self.words, self.warned = self.failure, None, {}, -1
-        self.let_go()
+        self.release_memory()
         self._preparation = self._prepare()
         progress.preparing.append(self)
 
@@ -377,8 +377,8 @@ class Channel:
                 mailbox.warned.discard(tag)
             elif self._is_over(tag):
                 mailbox.finish(tag)
-        while mailbox.strays:
-            source, failure = mailbox.strays.pop()
+        while mailbox.late_failures:
+            source, failure = mailbox.late_failures.pop()
             self.late.receive(failure)
             if not failure.reply and failure.number not in self.late.failed:
                 sends: list[Sent] = []
@@ -418,7 +418,7 @@ class Channel:
             if rank != self.rank and not is_alive(*process):
                 raise SparseAllreduceError(f"rank {rank} has ended: its process {process[0]} is gone. Start the program again")
 
-    def let_go(self) -> None:
+    def release_memory(self) -> None:
         """Release shared memory and file descriptors, without calling MPI."""
         self.slots, self.areas, self.sparse_memory, self.host_memory = [], [], None, None
         self.spare_handshakes, self.orphaned, self.signatures = [], [], {}

@@ -40,7 +40,7 @@ __all__ = [
 DIRECT_RANKS = 16  # up to this number of ranks, every rank sends its dense block to every other
 ALL = 1 << 62  # larger than any operation number
 _COUNT_LIMIT = 2**31 - 1
-_ALIKE, _ALIKE_A_RANK = 1 << 14, 1 << 12  # vectors larger than this (bytes in total, bytes per rank) are split between ranks in MPI's sum
+_UNSPLIT, _UNSPLIT_PER_RANK = 1 << 14, 1 << 12  # bytes, in total and per rank, above which MPI splits a vector between ranks
 _MPI_TYPES = {np.dtype(name) for name in ("float32", "float64", "int32", "int64", "complex64", "complex128")}
 
 
@@ -162,7 +162,7 @@ def unify_nans(step: Step | None, total: NDArray[Any], ranks: int) -> None:
     They do so in recursive doubling, which MPICH uses up to 2 KiB, and Open MPI up to 16 KiB on few ranks, 256 KiB on 64 ranks and 2 MiB on
     1,000 ranks. Longer vectors are split into parts, each reduced by one rank. Nothing is done after other kinds of steps.
     """
-    if (step is None or isinstance(step, DenseAllreduce)) and total.nbytes <= max(_ALIKE, _ALIKE_A_RANK * ranks):
+    if (step is None or isinstance(step, DenseAllreduce)) and total.nbytes <= max(_UNSPLIT, _UNSPLIT_PER_RANK * ranks):
         kernels.unify_nans(total)
 
 

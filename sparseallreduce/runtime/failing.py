@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from sparseallreduce.streams.kernels.devices import Queue
     from sparseallreduce.streams.stream import SparseStream
 
-__all__ = ["SETTLING_RANKS", "SETTLING_SECONDS", "Alike", "Failing", "GivenUp", "by_culprit"]
+__all__ = ["SETTLING_RANKS", "SETTLING_SECONDS", "CommonError", "Failing", "GivenUp", "by_culprit"]
 
 SETTLING_SECONDS = 0.25  # to wait for lower ranks, whose errors take precedence; a rank that has returned does not answer
 SETTLING_RANKS = 64  # larger communicators do not wait for them
@@ -56,7 +56,7 @@ class GivenUp(Exception):
         self.failure = failure
 
 
-class Alike(SparseAllreduceError):
+class CommonError(SparseAllreduceError):
     """An error whose text is the same on every rank, so that no rank takes precedence."""
 
 
@@ -116,7 +116,7 @@ class Failing:
         interrupt: BaseException | None = None
         for _ in range(_RETRIES):
             try:
-                if self.owes():
+                if self.has_unsent():
                     self.ended, self.result = False, None
                 self.enlist()
                 if self.failure is None and not self.ended:
@@ -137,9 +137,9 @@ class Failing:
         if not isinstance(error, Exception):
             self.channel.late.end_all(error)
 
-    def owes(self) -> bool:
+    def has_unsent(self) -> bool:
         """Return True if the result is complete but messages for other ranks are unwritten, so that the operation can still fail."""
-        return self.ended and self.error is None and self.outbox is not None and self.outbox.owes()
+        return self.ended and self.error is None and self.outbox is not None and self.outbox.has_unsent()
 
     def enlist(self) -> None:
         """Add the operation to the list of those that are progressed."""
@@ -168,7 +168,7 @@ class Failing:
             self._begin_to_fail()
             if self._has_fulfilled(failure):
                 return
-        elif isinstance(error, Alike):
+        elif isinstance(error, CommonError):
             failure = Failure(self.sequence, channel.ranks, "SparseAllreduceError", str(error))  # any other error takes precedence
         else:
             failure, self.cause = Failure.of(error, self.sequence, channel.rank), error
@@ -276,7 +276,7 @@ class Failing:
         outbox = self.outbox
         if outbox is not None and not outbox.is_empty():
             mailbox.take_in()
-            if mailbox.strays or mailbox.warned:
+            if mailbox.late_failures or mailbox.warned:
                 self.channel.tidy()
             box = mailbox.boxes.get(self.tag)
             if (box is not None and box.failures) or self.channel.late.is_pending:  # a rank that gave up may not call the library again

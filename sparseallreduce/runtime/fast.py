@@ -57,7 +57,7 @@ def start(
     BaseException
         An interrupt (not an Exception), by which the operation has failed. All other errors are stored in the operation.
     """
-    with channel.turn:
+    with channel.start_lock:
         idle = is_idle(channel)
         if not idle and (blocking or not has_begun(channel)):
             return None

@@ -17,7 +17,7 @@ from sparseallreduce.algorithms.steps import Step
 from sparseallreduce.errors import StreamError, StreamTypeError
 from sparseallreduce.runtime.communicators import over_mpi
 from sparseallreduce.runtime.device_plan import DeviceEnds, checked_place, moved
-from sparseallreduce.runtime.plan import UNLIKE, Common, Plan
+from sparseallreduce.runtime.plan import MISMATCH, Common, Plan
 from sparseallreduce.runtime.request import Request
 from sparseallreduce.runtime.work import Work
 from sparseallreduce.streams import kernels, memory
@@ -92,7 +92,7 @@ class GroupPlan:
     def _check_kind(self, number: int, stream: SparseStream) -> None:
         group = self.group
         if stream.size != group.sizes[number] or stream.dtype != group.dtype or stream._stored.shape[1:] != group.row:
-            raise StreamError(UNLIKE)
+            raise StreamError(MISMATCH)
 
     def _values_of(self, number: int, stream: SparseStream) -> Array:
         """Return the values of a stream, whose positions must be those of the plan."""

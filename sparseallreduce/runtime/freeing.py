@@ -18,7 +18,7 @@ from mpi4py import MPI
 
 from sparseallreduce.algorithms.agreement import common_error
 from sparseallreduce.runtime import children, progress
-from sparseallreduce.runtime.failing import Alike
+from sparseallreduce.runtime.failing import CommonError
 from sparseallreduce.runtime.handshake.messages import WITHDRAWAL_SECONDS
 from sparseallreduce.runtime.states import FAILED, FREED, PREPARING, READY, SETTLING
 
@@ -62,20 +62,20 @@ def note_channel(channel: Channel) -> None:
     while channel.duplicating is not None and _is_open_mpi() and not channel.duplicating.Test():
         os.sched_yield()
     if channel.state in (READY, FAILED) and not any(operation.channel is channel for operation in tuple(progress.operations)):
-        channel.let_go()
+        channel.release_memory()
 
 
 def channel_given_back(channel: Channel) -> Returning:
     """Free the duplicates of a channel, together with the other ranks. Operations in flight fail."""
     for operation in tuple(progress.operations):
         if operation.channel is channel and not operation.own:
-            operation.fail(Alike(_IN_FLIGHT))
+            operation.fail(CommonError(_IN_FLIGHT))
             operation.end(common_error([{"error": "SparseAllreduceError", "text": _IN_FLIGHT}]))
     while channel.state in (PREPARING, SETTLING):
         yield False
     channel.state = FREED
     progress.channels.remove(channel)
-    channel.let_go()
+    channel.release_memory()
     mailbox = channel.mailbox
     if mailbox is None or channel.collectives.comm is None:
         return

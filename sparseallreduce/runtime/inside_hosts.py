@@ -58,7 +58,7 @@ def inside_host(step: HostReduceScatter | HostGather, operation: AnyOperation) -
 
 def _reduce_scatter(step: HostReduceScatter, operation: AnyOperation, host: HostMemory, number: int) -> Steps:
     line, lanes, place = host.line_of(operation.sequence, REDUCING), len(step.bounds) - 1, host.place
-    yield from _until(lambda: _is_turn(operation))
+    yield from _until(lambda: _is_next(operation))
     try:
         yield from _until(lambda: host.is_free(line, number))
         parts = dict(enumerate(split(step.stream, step.bounds)))
@@ -103,7 +103,7 @@ def _summed(step: HostReduceScatter, operation: AnyOperation, host: HostMemory, 
 def _gather(step: HostGather, operation: AnyOperation, host: HostMemory, number: int) -> Steps:
     line, settling = (host.line_of(operation.sequence, which) for which in (GATHERING, SETTLING))
     place, part, owners = host.place, step.part, range(len(step.bounds) - 1)
-    yield from _until(lambda: _is_turn(operation))
+    yield from _until(lambda: _is_next(operation))
     try:
         yield from _until(lambda: host.is_free(line, number))
         host.publish(line, number, [] if part is None else [form_of(part), part.stored])
@@ -139,7 +139,7 @@ def _settled(step: HostGather, host: HostMemory, line: int, number: int, part: S
     return [0] * _LAID if block is None else laid._replace(block=block).words()
 
 
-def _is_turn(operation: AnyOperation) -> bool:
+def _is_next(operation: AnyOperation) -> bool:
     """Return True if the previous operation in this slot has ended on this rank."""
     ours, others = operation.sequence, operation.channel.in_flight
     return not any(0 < other.sequence < ours and not other.ended and (ours - other.sequence) % SLOTS == 0 for other in others)

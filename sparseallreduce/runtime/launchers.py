@@ -91,7 +91,7 @@ def launched_ranks() -> int | None:
     if children.is_child():
         return None
     sizes = ((launcher, _first_number(launcher.sizes)) for launcher in _LAUNCHERS)
-    return next((size for launcher, size in sizes if size is not None and not _says_nothing(launcher)), None)
+    return next((size for launcher, size in sizes if size is not None and not _hides_ranks(launcher)), None)
 
 
 def check(MPI: Any, child: bool = False) -> None:
@@ -189,7 +189,7 @@ def _found(MPI: Any, child: bool) -> _Found | None:
 
 def _several(launcher: _Launcher) -> _Found | None:
     """Return what a launcher says if it has started several processes, otherwise None."""
-    if _says_nothing(launcher):
+    if _hides_ranks(launcher):
         return None
     sizes = [name for name in launcher.sizes if _number(name) is not None]
     for name in sizes or launcher.ranks:
@@ -207,7 +207,7 @@ def _is_launched() -> bool:
     return not _LOOKED_FOR.isdisjoint(getattr(os.environ, "_data", os.environ))  # decoding all names takes ten times as long
 
 
-def _says_nothing(launcher: _Launcher) -> bool:
+def _hides_ranks(launcher: _Launcher) -> bool:
     if launcher.name == "torchrun" and os.environ.get("TORCHELASTIC_RUN_ID") == OWN_RUN:
         return True
     return launcher.needs_rank and _first_number(launcher.ranks) is None

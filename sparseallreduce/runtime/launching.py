@@ -193,7 +193,7 @@ def launched(comm: Any, work_on: Callable[[Channel], Work], stream: SparseStream
     if over.progress.freed:
         over.progress.give_back_freed()
     channel = channel_of(comm)
-    with channel.turn:
+    with channel.start_lock:
         before = channel.sequence
         operation: Any = None
         try:
@@ -283,7 +283,7 @@ def leave(comm: Any, error: BaseException, before: int | None) -> None:
     if before is not None and channel.sequence > before:
         channel.late.leave(error, channel.sequence)
     elif not channel.late.is_reported(error):
-        with channel.turn:
+        with channel.start_lock:
             channel.sequence += 1
             operation = over_mpi().operation.Operation(channel, Launched(Intent((), 0)), None, channel.sequence)
         over_mpi().progress.give_up(operation, error)

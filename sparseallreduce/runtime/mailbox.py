@@ -227,7 +227,7 @@ class Mailbox:
     def __init__(self, comm: MPI.Intracomm, is_over: Callable[[int], bool]) -> None:
         self.comm = comm
         self.boxes: dict[int, Box] = {}  # by tag
-        self.strays: list[tuple[int, Failure]] = []  # source and announcement of ranks that failed in operations that are over here
+        self.late_failures: list[tuple[int, Failure]] = []  # source and announcement of ranks that failed in operations that are over here
         self.warned: set[int] = set()  # tags of boxes with announcements of failures
         self.leftovers = Leftovers()
         self._is_over = is_over
@@ -252,7 +252,7 @@ class Mailbox:
         """Close the box of a completed operation; announcements of failed ranks in it are kept, to be answered."""
         box = self.boxes.get(tag)
         if box is not None:
-            self.strays += box.failures.items()
+            self.late_failures += box.failures.items()
             self.close(tag)
 
     def send(self, dest: int, tag: int, streams: tuple[SparseStream, ...], sends: list[Sent]) -> tuple[int, int]:
@@ -325,7 +325,7 @@ class Mailbox:
         failure = Failure.unpacked(envelope)
         if failure is not None:
             if over:
-                self.strays.append((source, failure))
+                self.late_failures.append((source, failure))
             else:
                 self.box(tag).failures[source] = failure
                 self.warned.add(tag)
@@ -377,7 +377,7 @@ class Mailbox:
         self.take_in()
         for tag in list(self.boxes):
             self.close(tag)
-        self.strays.clear()
+        self.late_failures.clear()
         self.leftovers.tidy()
 
 

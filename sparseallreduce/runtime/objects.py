@@ -36,7 +36,7 @@ __all__ = [
     "exchange",
     "gather",
     "gather_on_first",
-    "in_turns",
+    "steps_together",
     "is_known",
     "leaves_on_failure",
     "mark_known",
@@ -85,7 +85,7 @@ def together(comm: Any, action: Callable[[], T]) -> T:
     _entered.calls = [other for other in _entered.calls if other[0] is not None] + [entry]
     try:
         result = action()
-        if _talks(comm):
+        if _has_channel(comm):
             agree(comm, _END, blocking=True)
         return result
     except GeneratorExit:
@@ -116,7 +116,7 @@ def collective(function: Callable[P, T]) -> Callable[P, T]:
     return made
 
 
-def in_turns(comm: Any, steps: Generator[T, None, Any]) -> Generator[T, None, None]:
+def steps_together(comm: Any, steps: Generator[T, None, Any]) -> Generator[T, None, None]:
     """Yield what ``steps`` yields; all ranks make each step :func:`together`."""
     end = object()
     while True:
@@ -132,7 +132,7 @@ def report_error(comm: Any, error: BaseException) -> BaseException:
     That is the common error if only some ranks have one, and ``error`` itself if all ranks have the same or know of it already. A rank that
     is interrupted does not wait for the others.
     """
-    if comm.size == 1 or is_known(error) or not _talks(comm):
+    if comm.size == 1 or is_known(error) or not _has_channel(comm):
         return error
     intent = Intent((), 0, error)
     try:
@@ -179,7 +179,7 @@ def gather(comm: Any, value: T, long_wait: bool = False) -> list[T]:
     """
     if comm.size == 1:
         return [value]
-    if not _talks(comm):
+    if not _has_channel(comm):
         return cast("list[T]", comm.allgather(value))
     content, intent = b"", _SAID
     try:
@@ -267,7 +267,7 @@ def exchange(comm: Any, parts: list[Array]) -> list[Array]:
     """
     if comm.size == 1:
         return parts
-    if not _talks(comm):
+    if not _has_channel(comm):
         return cast("list[Array]", comm.alltoall(parts))
     own = agreed(comm, lambda: [np.ascontiguousarray(part) for part in parts])
     lengths = [each[comm.rank] for each in gather(comm, [len(part) for part in own])]
@@ -287,7 +287,7 @@ def exchange(comm: Any, parts: list[Array]) -> list[Array]:
     ]
 
 
-def _talks(comm: Any) -> bool:
+def _has_channel(comm: Any) -> bool:
     """Return True if the ranks of a communicator have a channel, as MPI communicators do."""
     return hasattr(comm, "Idup")
 

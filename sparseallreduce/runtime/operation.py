@@ -59,7 +59,7 @@ from sparseallreduce.runtime.collectives import (
     typed,
     unify_nans,
 )
-from sparseallreduce.runtime.failing import SETTLING_SECONDS, Alike, Failing, GivenUp, by_culprit
+from sparseallreduce.runtime.failing import SETTLING_SECONDS, CommonError, Failing, GivenUp, by_culprit
 from sparseallreduce.runtime.handshake.base import DISAGREED, PENDING, RECORD, UNUSABLE, WITHDRAWN, Handshake
 from sparseallreduce.runtime.inside_hosts import inside_host
 from sparseallreduce.runtime.late_errors import LateError
@@ -364,7 +364,7 @@ class Operation(Failing):
             self.outbox.pump()
         channel.mailbox.take_in()
         channel.process_alarms()
-        if channel.orphaned or channel.mailbox.strays or channel.mailbox.warned:
+        if channel.orphaned or channel.mailbox.late_failures or channel.mailbox.warned:
             channel.tidy()
         explaining = self.explaining and perf_counter() < self.explaining
         comparing = self.stack and self.stack[-1] is self.comparing
@@ -394,7 +394,7 @@ class Operation(Failing):
         if isinstance(step, Share):
             return self._share(step)
         if not channel.collectives.usable or (not self.own and self.sequence < channel.collectives.usable_from):
-            raise Alike(_BEHIND)
+            raise CommonError(_BEHIND)
         if channel.in_flight[0] is not self:
             return None
         if isinstance(step, DenseAllreduce):

@@ -102,7 +102,7 @@ class Outbox:
                 busy.add(message.dest)
         self._messages = [message for message in self._messages if message.packets is not None or message.in_flight]
 
-    def owes(self) -> bool:
+    def has_unsent(self) -> bool:
         """Return True if a message has not been encoded completely."""
         return any(message.packets is not None for message in self._messages)
 

@@ -18,9 +18,9 @@ from sparseallreduce.streams.stream import SparseStream
 if TYPE_CHECKING:
     from sparseallreduce.runtime.channel import Channel
 
-__all__ = ["UNLIKE", "Common", "Plan", "Streams"]
+__all__ = ["MISMATCH", "Common", "Plan", "Streams"]
 
-UNLIKE = "size, dtype or width of a stream are not those of the plan: create another with allreduce_init"
+MISMATCH = "size, dtype or width of a stream are not those of the plan: create another with allreduce_init"
 
 Streams = list[SparseStream] | tuple[SparseStream, ...]
 

@@ -15,7 +15,7 @@ from sparseallreduce.runtime.communicators import resolve
 from sparseallreduce.runtime.device_plan import checked_place
 from sparseallreduce.runtime.fixed_plan import FixedPlan, PlanInMemory, lay_out, unfit
 from sparseallreduce.runtime.options import RequestOptions
-from sparseallreduce.runtime.plan import UNLIKE, Common, Plan, Streams
+from sparseallreduce.runtime.plan import MISMATCH, Common, Plan, Streams
 from sparseallreduce.runtime.request import Request
 from sparseallreduce.runtime.work import Launched
 from sparseallreduce.streams.fusion import fusion_of
@@ -117,13 +117,13 @@ class FreePlan(Plan):
         common.settle()
 
     def _begun(self, stream: Any) -> Request:
-        fault = self._strange(stream)
+        fault = self._mismatch(stream)
         if fault is not None:
             return self._common.begin(Launched(Intent((), 0, fault)), None)
         op, algorithm, options = self._arguments
         return iallreduce(stream, self._common.comm, op, algorithm, **options, progress=self._common.progress)  # type: ignore[arg-type]
 
-    def _strange(self, stream: Any) -> Exception | None:
+    def _mismatch(self, stream: Any) -> Exception | None:
         """Return an error if a stream, or a list, does not match the plan, otherwise None."""
         if isinstance(stream, list | tuple) != self._is_list:
             return StreamTypeError(f"this plan takes {'a list of streams' if self._is_list else 'a stream'}, not {type(stream).__name__}")
@@ -134,5 +134,5 @@ class FreePlan(Plan):
                 checked_place(each, self._there)
         except StreamTypeError as error:
             return error
-        alike = fusion is self._fusion or (fusion.sizes, fusion.kinds) == (self._fusion.sizes, self._fusion.kinds)
-        return None if alike else StreamError(UNLIKE)
+        same = fusion is self._fusion or (fusion.sizes, fusion.kinds) == (self._fusion.sizes, self._fusion.kinds)
+        return None if same else StreamError(MISMATCH)

@@ -100,7 +100,7 @@ def alone() -> bool:
 def give_up(operation: AnyOperation, error: BaseException) -> None:
     """Fail an operation because of an error that hit this rank elsewhere. If it is complete, report the error to the other ranks."""
     with operation.channel.lock:
-        if not operation.ended or operation.owes():
+        if not operation.ended or operation.has_unsent():
             operation.fail(error)
         elif operation.error is None:
             operation.channel.late.leave(error, operation.sequence)

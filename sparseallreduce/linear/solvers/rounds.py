@@ -28,7 +28,7 @@ from sparseallreduce.linear.training.early_stopping import WATCHED, EarlyStoppin
 from sparseallreduce.linear.training.metrics import Metrics, class_threshold, evaluate
 from sparseallreduce.linear.weights import Descent, Weights
 from sparseallreduce.linear.weights.plain import zeros
-from sparseallreduce.runtime.objects import agreed, gather, in_turns, together
+from sparseallreduce.runtime.objects import agreed, gather, steps_together, together
 
 __all__ = ["DUAL", "NEWTON", "PHASES", "Figures", "RoundOptions", "RoundTrainer"]
 
@@ -268,7 +268,7 @@ class RoundTrainer:
         TrainingStopped
             On all ranks, after :meth:`request_stop` on one of them.
         """
-        return in_turns(self.comm, self._rounds(test))
+        return steps_together(self.comm, self._rounds(test))
 
     def _rounds(self, test: Dataset | None) -> Generator[Figures, None, None]:
         """Yield the rounds of :meth:`run`."""

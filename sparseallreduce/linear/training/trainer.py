@@ -28,7 +28,7 @@ from sparseallreduce.linear.training.evaluation import Best, Evaluation
 from sparseallreduce.linear.training.resuming import Resumable
 from sparseallreduce.linear.training.schedules import LargeBatch, Reactive, Schedule
 from sparseallreduce.linear.weights import Weights
-from sparseallreduce.runtime.objects import agreed, gather, in_turns, is_known, mark_known, together
+from sparseallreduce.runtime.objects import agreed, gather, is_known, mark_known, steps_together, together
 from sparseallreduce.runtime.trace import trace
 
 __all__ = ["PHASES", "Epoch", "Options", "SparseBatchWarning", "Trainer"]
@@ -246,7 +246,7 @@ class Trainer(Resumable):
         TrainingStopped
             On every rank, after :meth:`request_stop` on any; with ``checkpoints``, one has been written.
         """
-        return in_turns(self.comm, self._epochs(test, on_step))
+        return steps_together(self.comm, self._epochs(test, on_step))
 
     def _epochs(self, test: Dataset | None, on_step: Callable[[], object] | None) -> Generator[Epoch, None, None]:
         """Yield the epochs of :meth:`run`."""

@@ -174,8 +174,8 @@ def decode_nonzero(bits: Bytes, values: Values, out: Values) -> bool:
 def _check_bytes(what: str, octets: Bytes, **arrays: Values) -> None:
     """Raise an error unless ``octets`` are bytes and the arrays have the same dtype and width."""
     first = next(iter(arrays.values()))
-    alike = all(array.dtype == first.dtype and array.shape[1:] == first.shape[1:] and array.ndim in (1, 2) for array in arrays.values())
-    if not alike or octets.ndim != 1 or octets.dtype != _BYTES or ("indices" in arrays and first.ndim != 1):
+    same = all(array.dtype == first.dtype and array.shape[1:] == first.shape[1:] and array.ndim in (1, 2) for array in arrays.values())
+    if not same or octets.ndim != 1 or octets.dtype != _BYTES or ("indices" in arrays and first.ndim != 1):
         raise unlike(what, octets=octets, **arrays)
 
 

@@ -238,8 +238,8 @@ def _fit_two_levels(scales: Values, codes: Array, values: Values) -> None:
 
 def _check(values: Values, output: Array, **others: tuple[Array, Any]) -> None:
     """Raise an error for dtypes and dimensions that are not compiled."""
-    alike = all(array.dtype == dtype and array.ndim == 1 for array, dtype in others.values())
-    if not alike or values.dtype not in LONG_FLOATS or values.ndim != 1 or not output.flags.writeable:
+    same = all(array.dtype == dtype and array.ndim == 1 for array, dtype in others.values())
+    if not same or values.dtype not in LONG_FLOATS or values.ndim != 1 or not output.flags.writeable:
         kinds = ", ".join(f"{name} of {array.dtype}" for name, (array, _) in others.items())
         raise StreamError(f"values of {values.dtype} and shape {values.shape} with {kinds} cannot be converted, or an output is read-only")
 
