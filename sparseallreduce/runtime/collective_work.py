@@ -51,7 +51,7 @@ class Reducing(Signature):
 
     def schedule(self, stream: SparseStream | None, entries: Sequence[int], notes: Sequence[bytes] = ()) -> Schedule:
         if self._call.algorithm == AUTO:
-            self.learn(stream, entries)
+            self.record_entries(stream, entries)
         return _schedule(self._made, stream, entries, self._channel)
 
     def note(self, stream: SparseStream | None) -> bytes:

@@ -146,7 +146,7 @@ class Operation(Failing):
         if shortcut is not None and 0 < common < UNUSABLE:
             result = shortcut.commit(sequence, common, handshake)
             if work.uneven is not None:
-                work.learn(self.stream, handshake.entries())
+                work.record_entries(self.stream, handshake.entries())
         else:
             if shortcut is not None:
                 shortcut.decline(sequence)

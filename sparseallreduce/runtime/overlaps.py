@@ -66,7 +66,7 @@ class Overlaps:
         """Return a note with a sample of this rank's stream."""
         return _SAMPLED + sample_of(stream, self._rank, self._ranks)
 
-    def learn(self, digest: int, notes: Sequence[bytes], size: int) -> Overlap | None:
+    def update(self, digest: int, notes: Sequence[bytes], size: int) -> Overlap | None:
         """Return the overlap that all ranks use, given the notes of all ranks; None if the notes do not match."""
         known, first = self._known.get(digest), notes[0]
         if first[:1] == REMEMBERED and notes.count(first) == len(notes):

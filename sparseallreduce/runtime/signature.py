@@ -109,9 +109,9 @@ class Signature(Work):
     def schedule(self, stream: SparseStream | None, entries: Sequence[int], notes: Sequence[bytes] = ()) -> Schedule:
         assert stream is not None
         if self._call.algorithm == AUTO:
-            self.learn(stream, entries)
+            self.record_entries(stream, entries)
         if any(notes):
-            return self._reviewed(stream, entries, self._channel.overlaps.learn(self.digest, notes, stream.size))
+            return self._reviewed(stream, entries, self._channel.overlaps.update(self.digest, notes, stream.size))
         if self._asks(stream, sum(entries) / len(entries)):
             return self._after_notes(stream, entries)
         return self._schedule(stream, entries, None)
@@ -150,7 +150,7 @@ class Signature(Work):
         if notes[0][:1] != REMEMBERED or any(note != notes[0] for note in notes):
             ours = overlaps.sample(stream) if ours[:1] == REMEMBERED else ours
             notes = yield from share_records(ours, 1 + sample_bytes(stream.size))
-        return (yield from self._reviewed(stream, entries, overlaps.learn(self.digest, notes, stream.size)))
+        return (yield from self._reviewed(stream, entries, overlaps.update(self.digest, notes, stream.size)))
 
     def note(self, stream: SparseStream | None) -> bytes:
         """Return a sample of this rank's positions or the digest of the remembered overlap, if messages take long enough; else b""."""
@@ -183,7 +183,7 @@ class Signature(Work):
             least, shortcuts = choice
         return shortcuts if level >= least else ()
 
-    def learn(self, stream: SparseStream | None, entries: Sequence[int]) -> None:
+    def record_entries(self, stream: SparseStream | None, entries: Sequence[int]) -> None:
         """Choose for the next operation by the entries of all ranks, if these differ so much that each rank would choose differently.
 
         All ranks know the same numbers. If they are about equal, each rank chooses by its own.

@@ -58,7 +58,7 @@ class Work(ABC):
         """Return the shortcuts to try in order; the first that can be armed is used. ``level`` is one of the levels above."""
         return ()
 
-    def learn(self, stream: SparseStream | None, entries: Sequence[int]) -> None:  # noqa: B027
+    def record_entries(self, stream: SparseStream | None, entries: Sequence[int]) -> None:  # noqa: B027
         """Process the entries of all ranks after an agreement."""
 
     @abstractmethod

@@ -207,12 +207,12 @@ def test_what_is_remembered_is_renewed_when_a_part_of_the_result_is_another_by_a
     for dense in (False, True):
         remembering = [Overlaps(rank, ranks) for rank in range(ranks)]
         first = [each.note(7, stream) for each, stream in zip(remembering, streams, strict=True)]
-        learned = {each.learn(7, first, SIZE) for each in remembering}
+        learned = {each.update(7, first, SIZE) for each in remembering}
         assert len(learned) == 1
         for summed in (streams, streams, streams, moved):
             notes = [each.note(7, stream) for each, stream in zip(remembering, summed, strict=True)]
             assert len(set(notes)) == 1 and len(notes[0]) == 9
-            assert {each.learn(7, notes, SIZE) for each in remembering} == learned
+            assert {each.update(7, notes, SIZE) for each in remembering} == learned
             result = Reduction().many(summed)
             for each in remembering:
                 each.review(7, Reduction().densify(result) if dense else result)
@@ -227,12 +227,12 @@ def test_what_the_ranks_do_not_all_remember_they_do_without_and_soon_tell_anew()
         return [each.note(7, stream) for each, stream in zip(remembering, streams, strict=True)]
 
     notes = told()
-    for each in remembering[:2]:  # the third fails before it learns
-        each.learn(7, notes, SIZE)
+    for each in remembering[:2]:  # the third fails before it is updated
+        each.update(7, notes, SIZE)
     found = []
     for _ in range(8):
         notes = told()
-        found.append({each.learn(7, notes, SIZE) for each in remembering})
+        found.append({each.update(7, notes, SIZE) for each in remembering})
         assert len(found[-1]) == 1
     assert found[0] == {None} and None not in found[-1]
 
@@ -243,7 +243,7 @@ def test_what_holds_is_remembered_for_twice_as_long():
     for _ in range(16 + 32 + 64 + 4):
         note = overlaps.note(7, streams[0])
         lengths.append(len(note))
-        overlaps.learn(7, [note, note], SIZE)
+        overlaps.update(7, [note, note], SIZE)
     assert [number for number, length in enumerate(lengths) if length > 9] == [0, 17, 17 + 33, 17 + 33 + 65]
 
 
@@ -252,10 +252,10 @@ def test_what_others_have_displaced_is_told_anew(monkeypatch):
     monkeypatch.setattr(overlaps, "_KINDS", 2)
     streams, remembering = streams_of("zipf", 8), Overlaps(0, 2)
     first = remembering.note(7, streams[0])
-    learned = remembering.learn(7, [first, first], SIZE)
+    learned = remembering.update(7, [first, first], SIZE)
     for stream in streams[1:]:
         note = remembering.sample(stream)
-        remembering.learn(8, [note, note], SIZE)
+        remembering.update(8, [note, note], SIZE)
     again = remembering.note(7, streams[0])
     assert len(again) > 9
-    assert remembering.learn(7, [again, again], SIZE) == learned
+    assert remembering.update(7, [again, again], SIZE) == learned

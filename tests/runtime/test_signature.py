@@ -86,16 +86,16 @@ def test_lopsided_streams_begin_alike_on_all_ranks_from_the_second_sum_on():
 
     assert names() == [["SparseShared"], ["Packed"]]
     for signature in ranks:
-        signature.learn(shortest, [longest.nnz, 0])
+        signature.record_entries(shortest, [longest.nnz, 0])
     assert names() == [["SparseShared"], ["SparseShared"]]
     for signature in ranks:
-        signature.learn(shortest, [1000, 1010])
+        signature.record_entries(shortest, [1000, 1010])
     assert names() == [["SparseShared"], ["Packed"]]
 
 
 def test_a_stream_for_which_the_common_way_has_no_room_begins_as_it_would_alone():
     stream_of = streams(np.float32, None)
     signature = signature_of(stream_of(1), capacity=200_000, machine=SLOW_MESSAGES)
-    signature.learn(stream_of(0), [20_000, 0])
+    signature.record_entries(stream_of(0), [20_000, 0])
     assert [type(shortcut).__name__ for shortcut in signature.choose(stream_of(0), BLOCKING)] == ["SparseShared"]
     assert "SparseShared" not in [type(shortcut).__name__ for shortcut in signature.choose(stream_of(100_000), BLOCKING)]
