@@ -191,14 +191,14 @@ class Spread:
         return _at(edges, _full(np.concatenate([[0], np.cumsum(bits)])), self._places)
 
     @cached_property
-    def crowding(self) -> tuple[float, float]:
+    def occupancy(self) -> tuple[float, float]:
         """For the entries and for those of the sum, the fraction of positions on which as many random entries would be equally far apart.
 
         It is a geometric mean, since an encoded index has as many bits as the logarithm of the distance to the next.
         """
-        return self._crowding(self._entries), self._crowding(self._sum)
+        return self._occupancy(self._entries), self._occupancy(self._sum)
 
-    def _crowding(self, below: Counts) -> float:
+    def _occupancy(self, below: Counts) -> float:
         widths = np.maximum(np.diff(_cut(self._places, below, _BINS)), 1) * _BINS
         # Logarithms to 0.09, of operations that all machines round alike; the inverse likewise.
         mantissas, exponents = np.frexp(widths / self.size)

@@ -146,7 +146,7 @@ def informed(problem: Problem, overlap: Overlap) -> Problem:
     blocks = spread.parts(0, problem.size, problem.ranks, 8 * problem.value_bytes)
     return problem._replace(
         lopsided=max(1.0, rounded(spread.most * problem.ranks) / rounded(spread.total)),
-        crowding=spread.crowding,
+        occupancy=spread.occupancy,
         parts=spread.parts(0, problem.size, problem.ranks).figures,
         blocks=blocks.figures,
         early_blocks=spread.parts(0, problem.size, group * groups, 8 * problem.value_bytes, group).figures,

@@ -102,7 +102,7 @@ class Problem(NamedTuple):
     index_codec: str = "auto"  # as in allreduce
     union: tuple[tuple[int, float], ...] = ()  # (m, entries of the sum of m ranks' streams per input entry); by default uniform
     lopsided: float = 1.0  # entries of the rank with most, relative to the mean
-    crowding: tuple[float, float] = (1.0, 1.0)  # as in Spread: of a rank's entries, and of the sum
+    occupancy: tuple[float, float] = (1.0, 1.0)  # as in Spread: of a rank's entries, and of the sum
     parts: Figures = Figures()  # loads of the cut for all ranks
     blocks: Figures = Figures()  # loads of the cut into dense blocks
     early_blocks: Figures = Figures()  # loads if groups of ranks split, and halve each part among the groups
@@ -124,9 +124,9 @@ class Problem(NamedTuple):
         limit = extent * self.value_bytes / (self.value_bytes + self.index_bytes)
         return limit if self.switch_density is None else min(limit, extent * self.switch_density)
 
-    def crowded(self, density: float) -> float:
+    def occupied(self, density: float) -> float:
         """Return the fraction of a range on which as many random entries are as far apart as those of a stream of this density."""
-        of_rank, of_sum = self.crowding
+        of_rank, of_sum = self.occupancy
         if of_rank == of_sum == 1.0:
             return 1.0
         low, high = self.entries, self.held(self.ranks)
@@ -185,10 +185,11 @@ def transfer(problem: Problem, machine: Machine, entries: float, extent: float, 
     if entries <= 0 or extent <= 0:
         return Transfer(0.0, 0.0)
     density = min(entries / extent, 1.0)
-    crowded = min(density / problem.crowded(density), 1.0)
+    local_density = min(density / problem.occupied(density), 1.0)
     # A message of the whole range is taken for one of entries as far apart as on average, until its gaps are written.
-    codec = Encoding(problem.index_codec).index_codec_at(crowded if extent < problem.size else density, problem.index_bytes, machine.beta)
-    density = crowded if extent < problem.size or codec is GAPS else density
+    assumed = local_density if extent < problem.size else density
+    codec = Encoding(problem.index_codec).index_codec_at(assumed, problem.index_bytes, machine.beta)
+    density = local_density if extent < problem.size or codec is GAPS else density
     seconds = machine.codec * codec.seconds / GAPS.seconds
     return Transfer(entries * (sent + codec.bytes_each(density, problem.index_bytes)), entries * seconds)
 
@@ -432,7 +433,7 @@ def _ssar_ring(problem: Problem, machine: Machine) -> float:
     ranks = problem.ranks
     entries, extent = problem.entries / ranks, problem.size / ranks
     time, parts = 0.0, problem.parts
-    problem = problem._replace(crowding=(1.0, 1.0))  # at each hop the part that takes most bytes is waited for, which is a wide one
+    problem = problem._replace(occupancy=(1.0, 1.0))  # at each hop the part that takes most bytes is waited for, which is a wide one
     for hop in range(1, ranks):
         partial = problem.held(hop) / ranks
         fullest = parts.entries + (hop - 1) / (ranks - 1) * (parts.summed - parts.entries)

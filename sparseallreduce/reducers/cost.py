@@ -118,12 +118,12 @@ def predicted(case: Case, names: tuple[str, ...] = CANDIDATES) -> dict[str, Pred
         def exchanged(machine: Machine, name: str = name, algorithm: str = algorithm) -> float:
             return _MODELS[name].exchange(case._replace(machine=machine), algorithm)
 
-        beside = without_copies(case.machine)
+        no_copies = without_copies(case.machine)
 
         agreement = rounds(case.ranks) * case.machine.alpha if len(case.hosts.members) > 1 else 0.0  # in memory inside a host
-        without_latency = beside._replace(alpha=0.0, alpha_local=0.0, alpha_dense=0.0)
+        without_latency = no_copies._replace(alpha=0.0, alpha_local=0.0, alpha_dense=0.0)
         free = without_latency._replace(beta=0.0, beta_local=0.0, beta_dense=0.0, beta_blocking=0.0, overlap=0.0)
-        whole, without, moved, computed = map(exchanged, (case.machine, beside, without_latency, free))
+        whole, without, moved, computed = map(exchanged, (case.machine, no_copies, without_latency, free))
         select += _ONCE[name]
         found[name] = Predicted(
             select + agreement + whole,

@@ -26,7 +26,7 @@ SIZE = 1 << 18
 class Cuts:
     """Cuts a range at given shares of it, and some positions beside."""
 
-    crowding, most, total = (1.0, 1.0), 1, 1
+    occupancy, most, total = (1.0, 1.0), 1, 1
 
     def __init__(self, shares, beside):
         self._shares, self._beside = shares, beside
@@ -193,7 +193,7 @@ def test_any_spread_is_cut_without_overflow(places, weight, share, parts, dense_
     with np.errstate(all="raise"):
         spread = Spread(size, np.array(places), weights, shares, weight)
         bounds, figures = spread.parts(0, size, parts, dense_bits)
-        assert all(0.0 < share <= 1.0 for share in spread.crowding)
+        assert all(0.0 < share <= 1.0 for share in spread.occupancy)
     assert (bounds[0], bounds[-1]) == (0, size) and all(low <= high for low, high in pairwise(bounds))
     assert max(figures[:4]) <= parts * 1.01
     assert Spread(size, np.array(places), weights, shares, weight) == spread

@@ -57,10 +57,10 @@ def test_what_lies_close_together_is_known_and_chance_makes_no_difference():
     size, machine = 1 << 20, Machine(alpha=1e-6, beta=8e-9, beta_dense=8e-9, codec=4e-9, overlap=0.9)
     even, low = ([drawn("uniform", rank, size, 20_000, 3) for rank in range(4)], [np.arange(rank, 80_000, 4) for rank in range(4)])
     times = []
-    for sets, crowded in ((even, False), (low, True)):
+    for sets, clustered in ((even, False), (low, True)):
         streams = [stream_of(indices, size) for indices in sets]
         problem = problem_of(streams[0], 20_000, 4, Reduction(), overlap=estimate(streams))
-        assert (problem.crowding[0] < 0.1) == crowded
+        assert (problem.occupancy[0] < 0.1) == clustered
         assert max(problem.parts[:3]) < 1.1
         times.append(predicted_time("ssar_split_allgather", problem, machine))
     assert times[1] < times[0]  # since gaps take fewer bytes
