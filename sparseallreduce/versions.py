@@ -33,7 +33,7 @@ def show_versions() -> None:
     loaded = sys.modules.get("mpi4py.MPI")
     found["MPI library"] = " ".join(loaded.Get_library_version().split("\n")[0].split()).rstrip("\0") if loaded else "not loaded"
     width = max(map(len, found))
-    print("\n".join(f"{name:{width}} {said}" for name, said in found.items()))
+    print("\n".join(f"{name:{width}} {version}" for name, version in found.items()))
 
 
 def _installed(package: str) -> str:

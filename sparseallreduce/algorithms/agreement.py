@@ -17,7 +17,7 @@ from sparseallreduce import errors
 from sparseallreduce.algorithms.steps import Share, Step
 from sparseallreduce.errors import MismatchError, SparseAllreduceError
 
-__all__ = ["STREAMS", "Intent", "common_error", "digest_of", "disagreement", "explain", "named_ranks", "said_by_all"]
+__all__ = ["STREAMS", "Intent", "common_error", "digest_of", "disagreement", "explain", "named_ranks", "is_common_error"]
 
 STREAMS = "streams"  # the term that summarises the parts of an intent
 _TEXT_BYTES = 1024
@@ -53,21 +53,21 @@ def explain(intent: Intent) -> Generator[Step, Any, Any]:
         The same on every rank: the error of the lowest rank that has one, or a MismatchError.
     """
     texts: Sequence[bytes] = yield Share(_text(intent.announcement()))
-    said = [json.loads(text.rstrip(b"\0")) for text in texts]
-    if _differing(said) == STREAMS:
+    announced = [json.loads(text.rstrip(b"\0")) for text in texts]
+    if _differing(announced) == STREAMS:
         digests: Sequence[bytes] = yield Share(b"".join(_digest(part) for part in intent.parts))
         texts = yield Share(_text(dict(intent.parts[_first_part(digests)])))
-        said = [json.loads(text.rstrip(b"\0")) for text in texts]
-    raise common_error(said)
+        announced = [json.loads(text.rstrip(b"\0")) for text in texts]
+    raise common_error(announced)
 
 
 def disagreement(intents: Sequence[Intent]) -> SparseAllreduceError:
     """Return the error of :func:`explain`, given the intents of all ranks."""
-    said: list[Mapping[str, str]] = [intent.announcement() for intent in intents]
-    if _differing(said) == STREAMS:
+    announced: list[Mapping[str, str]] = [intent.announcement() for intent in intents]
+    if _differing(announced) == STREAMS:
         place = _first_part([b"".join(_digest(part) for part in intent.parts) for intent in intents])
-        said = [dict(intent.parts[place]) for intent in intents]
-    return common_error(said)
+        announced = [dict(intent.parts[place]) for intent in intents]
+    return common_error(announced)
 
 
 def common_error(intents: Sequence[Mapping[str, Any]]) -> SparseAllreduceError:
@@ -77,7 +77,7 @@ def common_error(intents: Sequence[Mapping[str, Any]]) -> SparseAllreduceError:
     return error
 
 
-def said_by_all(intent: Intent, error: BaseException) -> bool:
+def is_common_error(intent: Intent, error: BaseException) -> bool:
     """Return True if ``error`` is the common error of ranks that have all announced this intent."""
     alone = _error([json.loads(_text(intent.announcement()).rstrip(b"\0"))])
     return type(error) is type(alone) and str(error) == str(alone)
@@ -103,11 +103,11 @@ def _error(intents: Sequence[Mapping[str, Any]]) -> SparseAllreduceError:
     return MismatchError(f"the ranks disagree on the {term}: {'; '.join(parts)}. All ranks must pass the same")
 
 
-def _differing(said: Sequence[Mapping[str, Any]]) -> str | None:
+def _differing(announced: Sequence[Mapping[str, Any]]) -> str | None:
     """Return the first term in which the ranks differ; None if one has an error, or there is no such term."""
-    if any("error" in each for each in said):
+    if any("error" in each for each in announced):
         return None
-    return next((term for term in said[0] if len({str(each.get(term)) for each in said}) > 1), None)
+    return next((term for term in announced[0] if len({str(each.get(term)) for each in announced}) > 1), None)
 
 
 def _digest(part: Terms) -> bytes:

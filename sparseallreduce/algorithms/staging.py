@@ -186,8 +186,8 @@ class _Staging:
         if upload is None:
             upload = Upload(self.transfers, [(array.shape, array.dtype) for array in arrays])
         upload.take(arrays, len(arrays[0]))
-        came = iter(upload.finish())
-        moved = payload._moved(lambda _: next(came))
+        received = iter(upload.finish())
+        moved = payload._moved(lambda _: next(received))
         if isinstance(payload, CodedStream):
             self._coded[id(moved)] = moved, payload
         else:
@@ -224,5 +224,5 @@ class _Uploading(Merging):
 
     def finish(self, theirs: SparseStream) -> SparseStream:
         with self._staging.queue:
-            came: SparseStream = self._staging.to_device(theirs, self._upload)
-            return came if self._merging is None else self._merging.finish(came)
+            received: SparseStream = self._staging.to_device(theirs, self._upload)
+            return received if self._merging is None else self._merging.finish(received)

@@ -57,9 +57,9 @@ def convert(source: Data, out: Path, names: Path | None, **options: Any) -> None
     given = {name: options[name] for name in ("dtype", "zero_based", "format", "hash_bits")} | table_arguments(options)
     header = convert_with_bars(source, out, comm, **given)
     if names is not None:
-        said = write_dictionary(names, source, comm, header.features, options)
+        text = write_dictionary(names, source, comm, header.features, options)
         if comm.rank == 0:
-            click.echo(wrapped(said))
+            click.echo(wrapped(text))
 
 
 def convert_with_bars(source: Data, out: Path, comm: Any, **options: Any) -> Header:

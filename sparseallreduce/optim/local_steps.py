@@ -256,10 +256,10 @@ class LocalSteps(ABC):
     def _meet(self, new: bool) -> None:
         """Check that all ranks have the same settings, and send the state of rank 0 to new ranks."""
         settings = {name: str(value) for name, value in self.settings().items()} | {"elements of the parameters": str(self._vector.lengths)}
-        said = gather(self.comm, (settings, new, (self.steps, self.sums)))
-        _check_alike([each for each, _, _ in said])
-        going_on = {counts for _, is_new, counts in said if not is_new}
-        if going_on and said[0][1]:
+        gathered = gather(self.comm, (settings, new, (self.steps, self.sums)))
+        _check_alike([each for each, _, _ in gathered])
+        going_on = {counts for _, is_new, counts in gathered if not is_new}
+        if going_on and gathered[0][1]:
             raise AlgorithmError("rank 0 is new, but other ranks are not: let rank 0 be an old one, as Intercomm.Merge(high) does")
         if len(going_on) > 1:
             raise MismatchError("the ranks that continue have made different numbers of steps or sums")
@@ -271,7 +271,7 @@ class LocalSteps(ABC):
         first = gather(self.comm, numbers if self.comm.rank == 0 else [])[0]
         received = broadcast_arrays(self.comm, arrays if self.comm.rank == 0 else None)
         if new and self.comm.rank:
-            self.steps, self.sums = said[0][2]
+            self.steps, self.sums = gathered[0][2]
             self._vector.write(0, self._vector.size, received["anchor"])
             self._set_anchor(received["anchor"])
             for part, (one, own) in enumerate(zip(self._sums, first, strict=True)):

@@ -435,7 +435,7 @@ class Optimizer(ABC):
 
     def _sum(self, descent: PackDescent, vector: Array, rate: float) -> None:
         """Start a sum that the ranks match by step, parameters and rate."""
-        said = {"parameters": descent.pack.layers, "step of the optimiser": self.steps, "learning rate": rate}
+        described = {"parameters": descent.pack.layers, "step of the optimiser": self.steps, "learning rate": rate}
         pending = _Pending(descent, rate, descent.feedback.gradients)
         self._pending.append(pending)
 
@@ -443,7 +443,7 @@ class Optimizer(ABC):
             if any(each.has_failed() for each in self._pending):  # a rank that has failed takes no part in further sums
                 raise SparseAllreduceError("another sum of this step has failed")
             operation = descent.feedback.planned(vector)
-            terms = operation.intent.terms + tuple((name, str(value)) for name, value in said.items())
+            terms = operation.intent.terms + tuple((name, str(value)) for name, value in described.items())
             operation.intent = operation.intent._replace(terms=terms)
             return operation.start(self.comm, blocking=False)
 
@@ -512,11 +512,11 @@ class Optimizer(ABC):
             for parameter in descent.pack.parameters:
                 digest.update(as_host(parameter).data)
         shapes = [shape for descent in self._descents for shape in descent.pack.shapes]
-        said = {"optimiser": self.name, "settings": self.settings, "options": self.options, "shapes of the parameters": shapes}
-        said["dtypes of the parameters"] = [descent.pack.dtype.name for descent in self._descents]
-        said["memory of the parameters"] = ["a GPU's" if descent.pack.on_device else "the host's" for descent in self._descents]
-        said["parameters, whose digest is"] = digest.hexdigest()
-        return tuple((name, _ADDRESS.sub("", str(value))) for name, value in said.items())
+        described = {"optimiser": self.name, "settings": self.settings, "options": self.options, "shapes of the parameters": shapes}
+        described["dtypes of the parameters"] = [descent.pack.dtype.name for descent in self._descents]
+        described["memory of the parameters"] = ["a GPU's" if descent.pack.on_device else "the host's" for descent in self._descents]
+        described["parameters, whose digest is"] = digest.hexdigest()
+        return tuple((name, _ADDRESS.sub("", str(value))) for name, value in described.items())
 
     def _agree(self, intent: Intent) -> Request:
         """Start an operation in which ranks only compare an intent, or raise the error of one rank on all of them."""

@@ -118,9 +118,9 @@ def explain_reducer(
         try:
             names = checked_candidates(candidates)
             Dense(size, k)  # checks both
-            said = {"operation": "explain a reducer", "size": size, "k": k, "candidates": names, "dtype": np.dtype(dtype)}
-            said["memory of the accumulators"] = "a GPU's" if on_device else "the host's"
-            intent = Intent(tuple((name, str(value)) for name, value in said.items()), 0)
+            described = {"operation": "explain a reducer", "size": size, "k": k, "candidates": names, "dtype": np.dtype(dtype)}
+            described["memory of the accumulators"] = "a GPU's" if on_device else "the host's"
+            intent = Intent(tuple((name, str(value)) for name, value in described.items()), 0)
         except Exception as error:  # reported to the other ranks
             intent = Intent((), 0, error)
 
@@ -198,10 +198,10 @@ class Auto(Reducer):
             self._made(name, "ssar_split_allgather")
 
     def options(self) -> dict[str, Any]:
-        said = {"candidates": self.candidates, "selector": getattr(self._selector, "__name__", "of the caller's")}
-        said |= {"period of thresholds": self.threshold_period, "choice": None if self.chosen is None else self.chosen.name}
+        described = {"candidates": self.candidates, "selector": getattr(self._selector, "__name__", "of the caller's")}
+        described |= {"period of thresholds": self.threshold_period, "choice": None if self.chosen is None else self.chosen.name}
         of_chosen = {} if self.chosen is None else {f"{name} of the choice": value for name, value in self.chosen.options().items()}
-        return said | of_chosen
+        return described | of_chosen
 
     def reduce(self, accumulator: Array, gradient: Array | None, rank: int, ranks: int) -> Reducing:
         chosen = self.chosen

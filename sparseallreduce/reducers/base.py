@@ -169,12 +169,12 @@ class Reducer(ABC):
             self._check_idle()
             vector = as_vector(accumulator, self.size)
             added = [self._checked_gradient(one, vector) for one in gradient]
-            said = {"reducer": self.name, "size": self.size, "k": self.k, "dtype": vector.dtype.name, **self.options()}
-            said["hosts first"] = self.hosts
-            said["error feedback"] = bool(gradient)
-            said["memory of the accumulators"] = "a GPU's" if on_device(vector) else "the host's"
-            said["number of operations before this one"] = self.steps
-            operation = make(self, Intent(tuple((name, str(value)) for name, value in said.items()), self.k), vector, *added)
+            described = {"reducer": self.name, "size": self.size, "k": self.k, "dtype": vector.dtype.name, **self.options()}
+            described["hosts first"] = self.hosts
+            described["error feedback"] = bool(gradient)
+            described["memory of the accumulators"] = "a GPU's" if on_device(vector) else "the host's"
+            described["number of operations before this one"] = self.steps
+            operation = make(self, Intent(tuple((name, str(value)) for name, value in described.items()), self.k), vector, *added)
         except BaseException as error:
             return make(self, Intent((), 0, error))
         self._in_flight = weakref.ref(operation)

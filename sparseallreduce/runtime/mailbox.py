@@ -54,8 +54,8 @@ class Failure(NamedTuple):
     @classmethod
     def of(cls, error: BaseException, number: int, culprit: int, through: int = 0) -> Failure:
         """Return the announcement of an error on this rank."""
-        said = str(error)[:_TEXT]
-        return cls(number, culprit, type(error).__name__[:100], f"rank {culprit} gave up" + (f": {said}" if said else ""), through)
+        text = str(error)[:_TEXT]
+        return cls(number, culprit, type(error).__name__[:100], f"rank {culprit} gave up" + (f": {text}" if text else ""), through)
 
     def announcement(self) -> dict[str, str]:
         """Return the form that :func:`~sparseallreduce.algorithms.agreement.common_error` takes."""
@@ -140,9 +140,9 @@ class InParts(Arrival):
         if not MPI.Request.Testall(self.requests, statuses):
             return False
         self.requests = []
-        came, announced = sum(status.Get_count(MPI.BYTE) for status in statuses), sum(map(len, self.memory))
-        if came != announced:
-            raise WireError(f"a message announces a payload of {announced} bytes, but {came} bytes arrived: it was truncated")
+        received, announced = sum(status.Get_count(MPI.BYTE) for status in statuses), sum(map(len, self.memory))
+        if received != announced:
+            raise WireError(f"a message announces a payload of {announced} bytes, but {received} bytes arrived: it was truncated")
         return True
 
 

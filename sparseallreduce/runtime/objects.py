@@ -20,7 +20,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.algorithms.agreement import Intent, said_by_all
+from sparseallreduce.algorithms.agreement import Intent, is_common_error
 from sparseallreduce.algorithms.steps import DenseAllgather, Recv, Send, Share, Step
 from sparseallreduce.errors import SparseAllreduceError
 from sparseallreduce.runtime.communicators import known_channel, over_mpi
@@ -143,7 +143,7 @@ def report_error(comm: Any, error: BaseException) -> BaseException:
         agree(comm, intent, blocking=True)
     except BaseException as shared:
         mark_known(comm, error)
-        if not isinstance(error, Exception) or said_by_all(intent, shared):
+        if not isinstance(error, Exception) or is_common_error(intent, shared):
             return error
         return shared
     return error

@@ -172,7 +172,7 @@ class Bucket:
         The packed gradients, and after the sum their mean over the ranks.
     vector : array
         The same memory as ``flat``, as an array of NumPy or CuPy.
-    owed : ndarray or None
+    carry : ndarray or None
         The former residual of a bucket that no longer has one. It is added to the next sum.
     velocity : array or None
         With momentum correction, the velocity of this rank's own gradients in the units of the residual. It is summed in place of the
@@ -185,7 +185,7 @@ class Bucket:
         self.size = self.bounds[-1]
         self.flat = torch.zeros(self.size, dtype=dtype, device=members[0].parameter.device)
         self.vector: Array = as_array(self.flat)
-        self.owed: Array | None = None
+        self.carry: Array | None = None
         self.make = make
         self.feedback = None if make is None else ErrorFeedback(make(self.size, 1), self.vector.dtype)
         self._dense = Dense(self.size, self.size) if make is None else None
@@ -214,17 +214,17 @@ class Bucket:
         if self.velocity is not None:
             for member, own in self.parts():
                 self.vector[own] += self.velocity.dtype.type(member.group["momentum"]) * self.velocity[own]
-        if self.owed is not None:
-            self.vector += array_module(self.vector).asarray(self.owed)
+        if self.carry is not None:
+            self.vector += array_module(self.vector).asarray(self.carry)
 
-    def planned(self, step: int, said: dict[str, Any]) -> ReducerOperation:
+    def planned(self, step: int, described: dict[str, Any]) -> ReducerOperation:
         """Return the operation that sums the packed vector, ready to start, with the density of this step.
 
         Parameters
         ----------
         step : int
             The number of the step.
-        said : dict
+        described : dict
             Properties by name. The ranks compare them when the sum starts, and all ranks must give the same.
         """
         if self.feedback is None:
@@ -238,7 +238,7 @@ class Bucket:
                 self.feedback.reducer = self.make(self.size, k)
             self._gradients = self.feedback.gradients
             operation = self.feedback.planned(self.vector)
-        terms = operation.intent.terms + tuple((name, str(value)) for name, value in said.items())
+        terms = operation.intent.terms + tuple((name, str(value)) for name, value in described.items())
         operation.intent = Intent(terms, operation.intent.entries, operation.intent.error)
         return operation
 
@@ -266,7 +266,7 @@ class Bucket:
         return mean
 
     def take(self, mean: SparseStream, masking: bool = False) -> None:
-        """Write the mean into ``flat``, and discard what ``owed`` holds.
+        """Write the mean into ``flat``, and discard what ``carry`` holds.
 
         With ``masking``, the velocity is set to zero where this rank's values contributed to the mean.
         """
@@ -275,7 +275,7 @@ class Bucket:
             assert self.feedback is not None
             # A sum by hosts contains the values of all ranks of a host, so the velocity stops at every index of the mean.
             self.velocity[mean.indices if self.feedback.reducer.hosts else self.feedback.contributed] = 0
-        self.owed = None
+        self.carry = None
         if mean.is_dense:
             self.vector[:] = mean._stored
         else:

@@ -76,7 +76,7 @@ def comm_hook(
     return CommHook(make, resolve(comm), density, dense, scaler, everything=reducer == "dense")
 
 
-class _Came(NamedTuple):
+class _Ready(NamedTuple):
     """A bucket of DistributedDataParallel whose gradients are being summed."""
 
     future: Any
@@ -116,7 +116,7 @@ class CommHook:
         self._buckets: dict[tuple[int, ...], list[Bucket]] = {}  # by the indices of the parameters in DistributedDataParallel's bucket
         self._waiting = state.Waiting()
         self._flight: Flight | None = None
-        self._came: list[_Came] = []
+        self._ready: list[_Ready] = []
         self._before: dict[Bucket, dict[str, Any]] = {}
         self._infinite = False
         self._interrupt: BaseException | None = None  # an interrupt of this rank, raised at the end of the step
@@ -135,29 +135,29 @@ class CommHook:
             raise
 
     def _start(self, bucket: torch.distributed.GradBucket) -> Any:
-        if not self._came:
+        if not self._ready:
             self._begin()
         assert self._flight is not None
-        flight, started, known = self._flight, self._flight.started, len(self._came)
+        flight, started, known = self._flight, self._flight.started, len(self._ready)
         try:
-            self._came.append(_came_of(bucket))
+            self._ready.append(_ready_of(bucket))
             self._order = self._order.of([bucket.buffer()])
             with self._order:
-                self._sum(flight, self._came[-1])
+                self._sum(flight, self._ready[-1])
         except BaseException as error:  # the other ranks continue the step to its last bucket
-            if len(self._came) == known:
-                self._came.append(_came_of(bucket))
-            self._leave(flight, started, self._came[-1], error)
-        came = self._came[-1]
+            if len(self._ready) == known:
+                self._ready.append(_ready_of(bucket))
+            self._leave(flight, started, self._ready[-1], error)
+        ready = self._ready[-1]
         if bucket.is_last():
             interrupt, self._interrupt = self._interrupt, None
             with self._order:
                 self._finish(interrupt)
-        return came.future
+        return ready.future
 
-    def _leave(self, flight: Flight, started: int, came: _Came, error: BaseException) -> None:
+    def _leave(self, flight: Flight, started: int, ready: _Ready, error: BaseException) -> None:
         """Send an error to the other ranks in place of the sums of a bucket. An interrupt is raised at the end of the step."""
-        parameters = list(came.gradients)
+        parameters = list(ready.gradients)
         sums = len(grouped(self._members_of(parameters), _bytes_of(parameters), self._everything))
         flight.tell_rest(error, started + sums)
         leave(self.comm, error, 0)
@@ -167,17 +167,17 @@ class CommHook:
         if not isinstance(error, Exception):
             self._interrupt = self._interrupt or error
 
-    def _sum(self, flight: Flight, came: _Came) -> None:
+    def _sum(self, flight: Flight, ready: _Ready) -> None:
         """Start the sums of a bucket of DistributedDataParallel."""
         if self._interrupt is not None:
             raise self._interrupt
         scale = self._scale()
-        came.own.extend(self._buckets_of(list(came.gradients)))
+        ready.own.extend(self._buckets_of(list(ready.gradients)))
         if self._scaler is not None:
-            self._infinite |= not bool(torch.isfinite(came.buffer).all())
-        flight.buckets += came.own
-        for _ in came.own:
-            flight.start(lambda own: self._pack(own, came.gradients, 1 / scale))
+            self._infinite |= not bool(torch.isfinite(ready.buffer).all())
+        flight.buckets += ready.own
+        for _ in ready.own:
+            flight.start(lambda own: self._pack(own, ready.gradients, 1 / scale))
         flight.test()
 
     @in_order
@@ -246,9 +246,9 @@ class CommHook:
 
     def _finish(self, interrupt: BaseException | None) -> None:
         """Wait for the sums of all buckets, complete their futures, and raise an interrupt of this rank."""
-        flight, came, before, infinite = self._flight, self._came, self._before, self._infinite
+        flight, ready, before, infinite = self._flight, self._ready, self._before, self._infinite
         assert flight is not None
-        self._flight, self._came, self._before, self._infinite = None, [], {}, False
+        self._flight, self._ready, self._before, self._infinite = None, [], {}, False
         try:
             if self._scaler is not None and flight.has_failed():
                 flight.give_up()
@@ -262,10 +262,10 @@ class CommHook:
             flight.give_back()
             if interrupt is not None:
                 raise interrupt from None
-            for each in came:
+            for each in ready:
                 each.future.set_exception(error)
             return
-        for each in came:
+        for each in ready:
             if infinite:
                 each.buffer.fill_(math.inf)
             else:
@@ -277,24 +277,24 @@ class CommHook:
                 own.feedback.restore(state_before)
         else:
             self.steps += 1
-        for each in came:
+        for each in ready:
             each.future.set_result(each.buffer)
 
 
-def _write(flight: Flight, came: _Came, scale: float) -> None:
+def _write(flight: Flight, ready: _Ready, scale: float) -> None:
     """Write the means into DistributedDataParallel's bucket."""
-    for own in came.own:
+    for own in ready.own:
         own.take(flight.means[own])
         for member, part in own.parts():
-            gradient = came.gradients[member.parameter]
+            gradient = ready.gradients[member.parameter]
             gradient.copy_(own.flat[part].view(gradient.shape))
             if scale != 1:
                 gradient.mul_(scale)
 
 
-def _came_of(bucket: torch.distributed.GradBucket) -> _Came:
+def _ready_of(bucket: torch.distributed.GradBucket) -> _Ready:
     gradients = dict(zip(bucket.parameters(), bucket.gradients()))
-    return _Came(future_for(bucket.buffer()), bucket.buffer(), gradients, [])
+    return _Ready(future_for(bucket.buffer()), bucket.buffer(), gradients, [])
 
 
 def _bytes_of(parameters: list[torch.Tensor]) -> int:

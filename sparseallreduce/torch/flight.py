@@ -75,7 +75,7 @@ class Flight:
         self.layouts = b""  # the kinds of this step's gradients
         self._pending: list[tuple[Bucket | None, Request | None, Exception | None]] = []
 
-    def came(self, index: int, parameter: torch.Tensor) -> None:
+    def gradient_ready(self, index: int, parameter: torch.Tensor) -> None:
         """Record that the gradient of a parameter has been computed."""
         if index in self.ready and self.error is None:
             self.error = AlgorithmError("a gradient was computed twice in a step with overlap: run all but the last backward in no_sync()")

@@ -50,8 +50,8 @@ def exchange(
         if error is not None:
             raise error
         record = bytes(map(_kind, members)) + bytes([infinite]) + (replicas.digests(members) if check else b"")
-        said = {"step of the optimiser": step, "settings of the groups": settings(groups)}
-        intent = Intent(tuple((name, text(value)) for name, value in said.items()), 0)
+        described = {"step of the optimiser": step, "settings of the groups": settings(groups)}
+        intent = Intent(tuple((name, text(value)) for name, value in described.items()), 0)
     except BaseException as wrong:
         intent = Intent((), 0, translated(wrong) if isinstance(wrong, Exception) else wrong)
 
@@ -84,11 +84,11 @@ def on_any_rank(comm: Any, condition: bool) -> bool:
 
 def terms(optimizer: Any, members: Sequence[Member]) -> tuple[tuple[str, str], ...]:
     """Return the properties that must be the same on all ranks when parameters are added, as names and texts."""
-    said = {"optimiser": type(optimizer).__name__, "settings": optimizer._settings, "options": optimizer.options}
-    said |= {"bucket_bytes": optimizer.bucket_bytes, "check_every": optimizer.check_every}
-    said |= {"shapes of the parameters": [tuple(member.parameter.shape) for member in members]}
-    said |= {"dtypes of the parameters": [member.kind for member in members], "groups": settings(optimizer.param_groups)}
-    return tuple((name, text(value)) for name, value in said.items())
+    described = {"optimiser": type(optimizer).__name__, "settings": optimizer._settings, "options": optimizer.options}
+    described |= {"bucket_bytes": optimizer.bucket_bytes, "check_every": optimizer.check_every}
+    described |= {"shapes of the parameters": [tuple(member.parameter.shape) for member in members]}
+    described |= {"dtypes of the parameters": [member.kind for member in members], "groups": settings(optimizer.param_groups)}
+    return tuple((name, text(value)) for name, value in described.items())
 
 
 def settings(groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

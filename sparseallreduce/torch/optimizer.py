@@ -148,7 +148,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 self.state.update(in_full_precision(self._inner.state))
                 state.synchronize(self)
             if overlap:
-                self._overlap = Overlap(self._came, self._leave_backward)
+                self._overlap = Overlap(self._gradient_ready, self._leave_backward)
                 self._overlap.watch(member.parameter for member in self._members)
         except BaseException as error:
             leave(comm, error, before)
@@ -358,14 +358,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self._flight
 
     @in_order
-    def _came(self, parameter: torch.Tensor) -> None:
+    def _gradient_ready(self, parameter: torch.Tensor) -> None:
         """Start each sum whose gradients are all computed, after the gradient of this parameter was."""
         if self._flight is not None and self._flight.closed:
             return  # the previous step was interrupted and must be completed first
         flight = self._open()
         if not flight.early or self._overlap is None:
             return
-        flight.came(self._index[parameter], parameter)
+        flight.gradient_ready(self._index[parameter], parameter)
         while flight.started < len(flight.buckets):
             waited = (member for member in flight.buckets[flight.started].members if member.parameter in self._overlap)
             if not all(member.index in flight.ready for member in waited):

@@ -17,15 +17,15 @@ class Overlap:
 
     Parameters
     ----------
-    came : callable
+    ready : callable
         A bound method, called with each parameter whose gradient has been computed. Its object is only referenced weakly.
     left : callable
         A bound method, called with an error in a hook, which ends back-propagation.
     """
 
-    def __init__(self, came: Callable[[torch.Tensor], None], left: Callable[[BaseException], None]) -> None:
+    def __init__(self, ready: Callable[[torch.Tensor], None], left: Callable[[BaseException], None]) -> None:
         self.paused = False
-        self._came, self._left = weakref.WeakMethod(came), weakref.WeakMethod(left)
+        self._ready, self._left = weakref.WeakMethod(ready), weakref.WeakMethod(left)
         self._watched: dict[torch.Tensor, Any] = {}
 
     def watch(self, parameters: Iterable[torch.Tensor]) -> None:
@@ -39,9 +39,9 @@ class Overlap:
 
     def report(self, parameter: torch.Tensor) -> None:
         """Report that the gradient of a parameter has been computed."""
-        came = self._came()
-        if came is not None and not self.paused:
-            came(parameter)
+        ready = self._ready()
+        if ready is not None and not self.paused:
+            ready(parameter)
 
     def leave(self, error: BaseException) -> None:
         """Report an error that ends back-propagation."""

@@ -134,8 +134,8 @@ def _joined(comm: Any, compute: Callable[[], list[torch.Tensor]], what: str, ten
     record = b""
     try:
         record = _packed(compute())
-        said = {"operation": what, "shapes": [tuple(each.shape) for each in tensors], "dtypes": [each.dtype for each in tensors]}
-        intent = Intent(tuple((name, str(value)) for name, value in said.items()), 0)
+        described = {"operation": what, "shapes": [tuple(each.shape) for each in tensors], "dtypes": [each.dtype for each in tensors]}
+        intent = Intent(tuple((name, str(value)) for name, value in described.items()), 0)
     except Exception as error:  # the other ranks wait for this error
         intent = Intent((), 0, translated(error))
 

@@ -47,8 +47,9 @@ class Waiting:
                 residual = as_host(bucket.feedback.residual)
                 self.residuals |= {member.index: residual[own].copy() for member, own in bucket.parts()}
                 self.reducers[bucket.key()] = bucket.feedback.reducer.state()
-            elif bucket.owed is not None:
-                self.residuals |= {member.index: bucket.owed[own] * bucket.owed.dtype.type(unit(member)) for member, own in bucket.parts()}
+            elif bucket.carry is not None:
+                carry = bucket.carry
+                self.residuals |= {member.index: carry[own] * carry.dtype.type(unit(member)) for member, own in bucket.parts()}
 
     def give_to(self, buckets: Sequence[Bucket], unit: Callable[[Member], float]) -> None:
         """Move the residuals, velocities and reducer states into the buckets that they belong to.
@@ -66,9 +67,9 @@ class Waiting:
                 if bucket.feedback is not None:
                     bucket.feedback.residual[own] = residual
                 elif residual.any():
-                    if bucket.owed is None:
-                        bucket.owed = np.zeros(bucket.size, bucket.vector.dtype)
-                    bucket.owed[own] = residual / residual.dtype.type(unit(member))
+                    if bucket.carry is None:
+                        bucket.carry = np.zeros(bucket.size, bucket.vector.dtype)
+                    bucket.carry[own] = residual / residual.dtype.type(unit(member))
             state = self.reducers.pop(bucket.key(), None)
             if state is not None and bucket.feedback is not None and state["reducer"] == bucket.feedback.reducer.name:
                 assert bucket.make is not None
@@ -108,8 +109,8 @@ def _residuals(optimizer: DistributedOptimizer) -> dict[int, Array]:
         if bucket.feedback is not None:
             residual = as_host(bucket.feedback.residual)
             found |= {member.index: residual[own] for member, own in bucket.parts()}
-        elif bucket.owed is not None:
-            found |= {member.index: bucket.owed[own] * bucket.owed.dtype.type(optimizer._unit(member)) for member, own in bucket.parts()}
+        elif bucket.carry is not None:
+            found |= {member.index: bucket.carry[own] * bucket.carry.dtype.type(optimizer._unit(member)) for member, own in bucket.parts()}
     return found
 
 

@@ -77,8 +77,8 @@ def choose(names: Sequence[str], reading: TableReading, source: object, unlabell
     counts = Counter(names)
     twice = next((name for name in Chosen(features, target).names if counts[name] > 1), None)
     if twice is not None:
-        said = f"{source}: {counts[twice]} columns are called {twice!r}: rename them, or leave them out by {{option}}"
-        raise naming_option(said, "drop", "--drop")
+        message = f"{source}: {counts[twice]} columns are called {twice!r}: rename them, or leave them out by {{option}}"
+        raise naming_option(message, "drop", "--drop")
     return Chosen(features, target)
 
 
@@ -97,8 +97,8 @@ def _target(names: Sequence[str], reading: TableReading, source: object, unlabel
         return found[0]
     if unlabelled:
         return None
-    said = f"{source}: name the column of labels by {{option}}: there are {listed(names)}"
-    raise naming_option(said, "target", "--target")
+    message = f"{source}: name the column of labels by {{option}}: there are {listed(names)}"
+    raise naming_option(message, "target", "--target")
 
 
 def listed(names: Sequence[str]) -> str:
