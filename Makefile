@@ -36,7 +36,7 @@ help:
 	@echo "make test-torch    run the tests of sparseallreduce.torch, with PyTorch for processors"
 	@echo "make test-frameworks  run scripts of Lightning, Accelerate and Transformers as ranks of MPI; installs these packages"
 	@echo "make test-gpu      run the tests of CUDA on a GPU with CuPy, and under compute-sanitizer where it is installed"
-	@echo "make lint          run ruff, codespell and mypy"
+	@echo "make lint          run ruff, codespell, mypy, and numpydoc on the docstrings of public names"
 	@echo "make bench         measure all algorithms at N = 2**24, into bench/results (MPI=openmpi for Open MPI)"
 	@echo "make bench-gpu     measure kernels, copies and sums on a GPU (ARGUMENTS=\"--power 24\" goes to the program)"
 	@echo "make bench-hosts   measure between emulated hosts, as root, into bench/results/hosts; WHAT=tables (all ways to sum), auto (what"
@@ -145,6 +145,7 @@ lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/codespell sparseallreduce tests docs bench examples tools data README.md CHANGELOG.md
 	$(BIN)/mypy
+	$(BIN)/python tools/check_docstrings.py
 
 ifeq ($(MPI),openmpi)
 bench: $(VENV_OPENMPI)/installed

@@ -111,12 +111,34 @@ def algorithms(collective: str = "allreduce") -> list[str]:
 
 
 def algorithm_of(name: str) -> Algorithm:
-    """Return the algorithm of a name, "auto" apart."""
+    """Return the algorithm with this name.
+
+    Parameters
+    ----------
+    name : str
+        A name of :func:`algorithms` other than "auto", or one that :func:`~sparseallreduce.register_algorithm` has added.
+
+    Returns
+    -------
+    Algorithm
+    """
     return name.algorithm if isinstance(name, GivenAlgorithm) else ALGORITHMS[name]
 
 
 def checked_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``options`` sorted by name, if algorithm ``name`` accepts them.
+
+    Parameters
+    ----------
+    name : str
+        A name of :func:`algorithms`.
+    options : mapping of str to object
+        Options by name.
+
+    Returns
+    -------
+    dict
+        The options, with NumPy's integers converted to Python's.
 
     Raises
     ------

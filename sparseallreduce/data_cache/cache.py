@@ -195,6 +195,11 @@ class DataCache:
         to_array, from_array : callable, optional
             Convert leaves of other types to arrays, and back.
 
+        Returns
+        -------
+        object
+            The sample, as ``decode`` returns it.
+
         Raises
         ------
         DatasetError

@@ -269,6 +269,13 @@ def is_sparse(array: Any) -> bool:
 def save_model(path: str | os.PathLike[str], model: FittedModel) -> None:
     """Write a model file, which appears under its name when it is complete.
 
+    Parameters
+    ----------
+    path : str or path-like
+        The file to write or replace.
+    model : FittedModel
+        The model.
+
     Raises
     ------
     ModelFileError
@@ -354,6 +361,16 @@ def _optional(model: FittedModel) -> dict[str, Any]:
 
 def load_model(path: str | os.PathLike[str]) -> FittedModel:
     """Read a model file.
+
+    Parameters
+    ----------
+    path : str or path-like
+        A file that :func:`save_model` or ``sparseallreduce train --model-out`` has written.
+
+    Returns
+    -------
+    FittedModel
+        The model with its weights, classes and feature names.
 
     Raises
     ------

@@ -93,6 +93,11 @@ class LinearModel(ABC):
             Mean distance of a label from the mean label.
         highest : float
             The highest label.
+
+        Returns
+        -------
+        float
+            A second derivative of the loss by the score.
         """
         return self.curvature
 
@@ -378,6 +383,11 @@ def model_of(name: str, loss: str | None = None, parameter: float | None = None)
         A key of ``LOSSES[name]``.
     parameter : float, optional
         The ``epsilon`` of Huber's and the epsilon-insensitive losses, or the ``quantile``.
+
+    Returns
+    -------
+    LinearModel
+        An instance of the class for this loss.
 
     Raises
     ------

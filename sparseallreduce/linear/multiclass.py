@@ -115,6 +115,11 @@ def model_of_classes(base: LinearModel, classes: int, choice: str = "auto") -> L
         One of :data:`CHOICES`: "auto" means multinomial for :class:`~sparseallreduce.linear.Logistic`, as in scikit-learn, and
         one-versus-rest for others. With "auto" and "ovr", two classes have one score.
 
+    Returns
+    -------
+    LinearModel
+        It has as many scores as the choice and the number of classes need.
+
     Raises
     ------
     ValueError

@@ -114,7 +114,7 @@ class OkTopkSGD(Optimizer):
 
 
 class GTopkSGD(Optimizer):
-    """gTop-k S-SGD (gTop-k III-E, algorithm 4): the top k along a tree of ranks; values sent but not applied return to residuals."""
+    """S-SGD with gTop-k (gTop-k III-E, algorithm 4): the top k along a tree of ranks; values sent but not applied return to residuals."""
 
     name = "gtopk"
 

@@ -87,10 +87,12 @@ def explain_reducer(
 
     Parameters
     ----------
-    size, k, candidates
+    size, k
         As for :class:`Auto`.
     comm : mpi4py.MPI.Intracomm or SERIAL, optional
         ``MPI.COMM_WORLD`` by default.
+    candidates : sequence of str
+        As for :class:`Auto`.
     dtype : data-type
         Dtype of the accumulators: float32 or float64.
     on_device : bool

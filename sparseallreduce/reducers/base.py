@@ -163,6 +163,11 @@ class Reducer(ABC):
             At most one.
         kind : callable, optional
             Creates the operation, with the parameters of :class:`ReducerOperation`.
+
+        Returns
+        -------
+        ReducerOperation
+            It has the error, if the arguments are wrong.
         """
         make = kind or ReducerOperation
         try:

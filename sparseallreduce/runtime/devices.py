@@ -27,6 +27,11 @@ def local_device(comm: Any = None, xp: Any = None) -> int:
     xp : module, optional
         CuPy by default.
 
+    Returns
+    -------
+    int
+        The number to pass to ``cupy.cuda.Device``.
+
     Raises
     ------
     StreamError

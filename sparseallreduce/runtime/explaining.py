@@ -112,10 +112,12 @@ def explain(
 
     Parameters
     ----------
-    stream, comm, op, **options
+    stream, comm, op
         As for :func:`~sparseallreduce.allreduce`. The reduction itself is not executed.
     collective, root, bounds, join
         Another collective, "reduce", "reduce_scatter", "allgather" or "bcast", and its arguments.
+    **options
+        As for :func:`~sparseallreduce.allreduce`.
 
     Returns
     -------

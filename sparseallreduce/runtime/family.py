@@ -36,12 +36,14 @@ def reduce(
 
     Parameters
     ----------
-    stream, comm, op, **options
+    stream, comm, op
         As for :func:`~sparseallreduce.allreduce`; one stream, not a list.
     root : int
         The rank that gets the result, the same on all ranks.
     algorithm : str
         One of ``algorithms("reduce")``; "auto" uses the one that the cost model predicts to be fastest.
+    **options
+        As for :func:`~sparseallreduce.allreduce`.
 
     Returns
     -------
@@ -103,13 +105,15 @@ def reduce_scatter(
 
     Parameters
     ----------
-    stream, comm, op, **options
+    stream, comm, op
         As for :func:`~sparseallreduce.allreduce`; one stream, not a list.
     bounds : sequence of int, shape (P + 1,), optional
         The bounds of the ranges: rank r gets ``[bounds[r], bounds[r + 1])``, which may be empty. They increase from 0 to the size of the
         stream, and must be the same on all ranks. By default ``bounds[r] = size * r // P``.
     algorithm : str
         One of ``algorithms("reduce_scatter")``; "auto" uses the one that the cost model predicts to be fastest.
+    **options
+        As for :func:`~sparseallreduce.allreduce`.
 
     Returns
     -------
@@ -168,7 +172,7 @@ def allgather(
 
     Parameters
     ----------
-    stream, comm, **options
+    stream, comm
         As for :func:`~sparseallreduce.allreduce`; one stream, not a list.
     join : str, Operator or mpi4py.MPI.Op
         "ranges": concatenate the streams in the order of the ranks, as MPI's ``Allgatherv`` does with arrays. Their sizes may differ.
@@ -178,6 +182,8 @@ def allgather(
         An operator, such as "sum": streams of equal size, whose entries at the same position are reduced.
     algorithm : str
         One of ``algorithms("allgather")``; "auto" uses the one that the cost model predicts to be fastest.
+    **options
+        As for :func:`~sparseallreduce.allreduce`.
 
     Returns
     -------
@@ -239,12 +245,14 @@ def bcast(
     stream : SparseStream or None
         The stream that the root sends. The other ranks pass None, or any stream, which only determines whether the result is on the host or
         on a GPU.
-    comm, **options
+    comm : mpi4py.MPI.Intracomm or SERIAL, optional
         As for :func:`~sparseallreduce.allreduce`.
     root : int
         The rank that sends its stream, the same on all ranks.
     algorithm : str
         One of ``algorithms("bcast")``; "auto" uses the one that the cost model predicts to be fastest.
+    **options
+        As for :func:`~sparseallreduce.allreduce`.
 
     Returns
     -------

@@ -89,6 +89,11 @@ class Plan:
         timeout : float, optional
             Seconds, as in :meth:`Request.wait`.
 
+        Returns
+        -------
+        SparseStream or list of SparseStream
+            The sum, in the form of what was passed to :func:`~sparseallreduce.allreduce_init`.
+
         Raises
         ------
         SparseAllreduceError

@@ -99,6 +99,11 @@ class Request:
             call the library later raise the same error. If this rank has its result when the time is over, data still to be sent to other
             hosts is copied; ranks of the same host may read the input stream until they have their result.
 
+        Returns
+        -------
+        object
+            What the blocking call returns, such as a SparseStream or a list of them.
+
         Raises
         ------
         SparseAllreduceError
@@ -130,6 +135,11 @@ class Request:
         requests : sequence of Request
         timeout : float, optional
             Seconds for all of them together, as in :meth:`wait`.
+
+        Returns
+        -------
+        list
+            The results, as of :meth:`wait`.
 
         Raises
         ------

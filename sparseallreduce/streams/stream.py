@@ -495,6 +495,11 @@ class SparseStream:
         copy : bool
             If False, a stream that already has the dtype is returned itself.
 
+        Returns
+        -------
+        SparseStream
+            Of the same size and indices.
+
         Raises
         ------
         StreamTypeError

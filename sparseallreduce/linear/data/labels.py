@@ -40,7 +40,23 @@ Label = float | str
 def two_classes(dataset: Dataset, comm: Any, classes: tuple[Label, Label] | None = None) -> tuple[Dataset, tuple[Label, Label]]:
     """Return the data set with its lower label replaced by -1 and its higher one by +1, and these labels. Collective over ``comm``.
 
-    Names are in alphabetical order. If ``classes`` (of the training set) are given, labels must be among them.
+    Labels that are names are in alphabetical order.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        This rank's samples.
+    comm : communicator
+        The ranks that share the samples.
+    classes : tuple of two labels, optional
+        The labels of the training set, among which the labels must be. By default those of all ranks' samples.
+
+    Returns
+    -------
+    numbered : Dataset
+        The same samples with labels -1 and +1.
+    classes : tuple of two labels
+        The lower and the higher label.
 
     Raises
     ------
@@ -106,7 +122,21 @@ def _equal(dataset: Dataset, label: Label) -> Array:
 def numbered_classes(dataset: Dataset, comm: Any, classes: tuple[Label, ...] | None = None) -> tuple[Dataset, tuple[Label, ...]]:
     """Return the data set with its K labels replaced by 0 to K - 1, in their order, and these labels. Collective over ``comm``.
 
-    If ``classes`` (of the training set), sorted, are given, labels must be among them.
+    Parameters
+    ----------
+    dataset : Dataset
+        This rank's samples.
+    comm : communicator
+        The ranks that share the samples.
+    classes : tuple, optional
+        The sorted labels of the training set, among which the labels must be. By default those of all ranks' samples.
+
+    Returns
+    -------
+    numbered : Dataset
+        The same samples with class numbers as labels.
+    classes : tuple of float or str
+        The labels by number.
 
     Raises
     ------

@@ -87,7 +87,14 @@ def evaluate_scores(
         Class numbers from 0, or the numbers to predict if the model has no classes.
     weights : ndarray, shape (samples,), optional
     comm : communicator
+        The ranks that share the samples.
     metrics : sequence of str, optional
+        By default those of :func:`all_metrics`.
+
+    Returns
+    -------
+    dict
+        The metrics by name, the same on every rank.
     """
     counts = np.ones(len(labels)) if weights is None else np.asarray(weights, np.float64)
     names = agreed(comm, lambda: chosen_metrics(model, metrics))
@@ -106,6 +113,18 @@ def evaluate_scores(
 
 def target_of(model: FittedModel, dataset: Dataset) -> Array:
     """Return the labels of this rank's samples in the form that :func:`evaluate_scores` takes, shape (samples,).
+
+    Parameters
+    ----------
+    model : FittedModel
+        The model, which determines the numbers of classes.
+    dataset : Dataset
+        This rank's samples.
+
+    Returns
+    -------
+    ndarray, shape (samples,)
+        Class numbers from 0, or the numbers to predict.
 
     Raises
     ------
@@ -136,12 +155,38 @@ def target_of(model: FittedModel, dataset: Dataset) -> Array:
 
 
 def scores_of(model: FittedModel, dataset: Dataset) -> Array:
-    """Return the scores of this rank's samples, shape (samples,) or (samples, K). Features that the model does not have are ignored."""
+    """Return the scores of this rank's samples, shape (samples,) or (samples, K). Features that the model does not have are ignored.
+
+    Parameters
+    ----------
+    model : FittedModel
+        The model.
+    dataset : Dataset
+        This rank's samples.
+
+    Returns
+    -------
+    ndarray, shape (samples,) or (samples, K)
+        One score for two classes and for numbers, otherwise one for each class.
+    """
     return np.concatenate([model.decision_function(rows) for rows in rows_of(dataset, model.n_features)])
 
 
 def rows_of(dataset: Dataset, features: int) -> Iterator[csr_array]:
-    """Yield this rank's samples in blocks as SciPy arrays with the first ``features`` features; at least one block."""
+    """Yield this rank's samples in blocks as SciPy arrays with the first ``features`` features; at least one block.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        This rank's samples.
+    features : int
+        Number of columns of the blocks.
+
+    Yields
+    ------
+    csr_array
+        A block of rows.
+    """
     for first in range(0, max(1, dataset.rows), _ROWS):
         starts = dataset.indptr[first : first + _ROWS + 1]
         inside = slice(starts[0], starts[-1])

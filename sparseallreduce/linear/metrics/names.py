@@ -56,6 +56,16 @@ def all_metrics(model: FittedModel) -> list[str]:
     With more than 50 classes, the confusion matrix and the areas under curves have to be requested by name. With more than five classes,
     ``top_5_accuracy`` is included.
 
+    Parameters
+    ----------
+    model : FittedModel
+        A classifier or a regression.
+
+    Returns
+    -------
+    list of str
+        In the order in which metrics are printed.
+
     Examples
     --------
     >>> import numpy as np
@@ -74,6 +84,18 @@ def all_metrics(model: FittedModel) -> list[str]:
 
 def chosen_metrics(model: FittedModel, names: Sequence[str] | None) -> list[str]:
     """Return ``names`` without duplicates, checked for a model, or those of :func:`all_metrics` for None.
+
+    Parameters
+    ----------
+    model : FittedModel
+        The model to evaluate.
+    names : sequence of str or None
+        Metrics, or "all".
+
+    Returns
+    -------
+    list of str
+        Metrics that :func:`evaluate` accepts.
 
     Raises
     ------

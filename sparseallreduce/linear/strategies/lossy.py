@@ -57,10 +57,12 @@ class LossyStrategy(Strategy):
 
     Parameters
     ----------
-    dataset, comm, descent, threads, device
+    dataset, comm, descent, threads
         As for :class:`~sparseallreduce.linear.strategies.base.Strategy`.
     density : float, optional
         Fraction of the N entries, including the intercept, that the reducer sums: above 0, at most 1. At least one entry is summed.
+    device : {"cpu", "gpu"}
+        As for :class:`~sparseallreduce.linear.strategies.base.Strategy`.
 
     Attributes
     ----------

@@ -27,10 +27,12 @@ class SparseStrategy(Strategy):
 
     Parameters
     ----------
-    dataset, comm, descent, threads, device
+    dataset, comm, descent, threads
         As for :class:`~sparseallreduce.linear.strategies.base.Strategy`.
     algorithm : str, optional
         Any name of :func:`sparseallreduce.algorithms`.
+    device : {"cpu", "gpu"}
+        As for :class:`~sparseallreduce.linear.strategies.base.Strategy`.
     """
 
     name = "sparse"

@@ -46,10 +46,11 @@ def simulate(
     ----------
     streams : sequence of SparseStream, or of lists of them
         The contributions of the P ranks; with reducers, their accumulators.
-    algorithm, op, **options
-        As for :func:`~sparseallreduce.allreduce`. ``algorithm`` may also be a sequence of P reducers, which take neither operator nor
-        options and keep their state from call to call.
+    algorithm : str, callable or sequence of P reducers
+        As for :func:`~sparseallreduce.allreduce`. Reducers take neither operator nor options, and keep their state from call to call.
     network : Network, optional
+    op : str or Operator
+        As for :func:`~sparseallreduce.allreduce`.
     delivery : int or callable, optional
         By default messages arrive at the times that the network model gives. With a seed, ranks run and messages arrive in a random order
         (messages between two ranks keep theirs). A callable picks one of n possibilities, for tests that search for a bad order.
@@ -57,6 +58,8 @@ def simulate(
         Whether every message is encoded to bytes and decoded, as over MPI.
     collective, root, bounds, join
         "allreduce", "reduce", "reduce_scatter", "allgather" or "bcast", and its arguments. A broadcast sends the root's stream.
+    **options
+        As for :func:`~sparseallreduce.allreduce`.
 
     Returns
     -------

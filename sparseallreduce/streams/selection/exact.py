@@ -152,6 +152,11 @@ def top_of_stream(stream: SparseStream, k: int) -> SparseStream:
     k : int
         At least 0.
 
+    Returns
+    -------
+    SparseStream
+        The selected entries, of the same size.
+
     Examples
     --------
     >>> top_of_stream(SparseStream([1, 4, 6], [1.0, -7.0, 2.0], 8), 2).indices

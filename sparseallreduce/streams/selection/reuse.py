@@ -141,10 +141,17 @@ def choose_with_copy(
 
     The host waits only for this copy and for the number of values that reach the threshold.
 
+    Parameters
+    ----------
+    accumulator, gradient, k, reuse, drift
+        As for :func:`choose_reusing`.
+    wanted : bool
+        Whether to copy the selected entries; otherwise only two numbers are copied.
+
     Returns
     -------
     entries, copy : (ndarray, ndarray)
-        Indices and values. Unless it is ``wanted``, only two numbers are copied instead.
+        Indices and values, on the device and on the host.
     reuse : Reuse
     """
     least, size = math.ceil((1 - drift) * k), len(accumulator)

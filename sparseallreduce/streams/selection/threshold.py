@@ -31,6 +31,11 @@ def select_at_least(
     expected : int, optional
         Expected number of values, which determines the memory used; N / 16 by default.
 
+    Returns
+    -------
+    SparseStream
+        Of size N, with the selected entries.
+
     Raises
     ------
     StreamTypeError, StreamError
@@ -73,6 +78,11 @@ def stream_at_least(stream: SparseStream, threshold: float) -> SparseStream:
         Of float32 or float64, not row-sparse; may be a part on a range of indices.
     threshold : float
         As for :func:`select_at_least`.
+
+    Returns
+    -------
+    SparseStream
+        The selected entries, of the same size.
 
     Examples
     --------

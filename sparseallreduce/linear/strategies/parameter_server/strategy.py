@@ -315,6 +315,20 @@ def read_on_workers(comm: Any, servers: int, read: Callable[[Any], Sets]) -> Set
     """Return the data sets that ``read`` returns on the workers, given their communicator; on servers, the same without samples.
 
     Collective over ``comm``; an error that ``read`` raises is raised on all ranks.
+
+    Parameters
+    ----------
+    comm : communicator
+        Workers and servers.
+    servers : int
+        Number of servers, which are the last ranks.
+    read : callable
+        Takes the communicator of the workers, and returns the data sets of a worker.
+
+    Returns
+    -------
+    tuple of Dataset
+        As ``read`` returns them.
     """
     group = workers_of(comm, servers)
     if comm.size == 1:
