@@ -151,7 +151,7 @@ def test_an_error_amid_an_exchange_of_several_parts_is_everyones(world, monkeypa
     assert world.network.left() == 0
 
 
-@pytest.mark.parametrize("where", ["note", "learn"])
+@pytest.mark.parametrize("where", ["note", "update"])
 @pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "waited"])
 def test_an_error_while_they_tell_each_other_is_everyones(world, streams, where, blocking):
     culprit = 5
