@@ -60,7 +60,7 @@ class Lateness(Protocol):
     unshared: dict[int, Failure]
 
     @property
-    def is_owed(self) -> bool: ...
+    def is_pending(self) -> bool: ...
 
     def note(self, number: int, failure: Failure | None = None) -> None:
         """Record that an operation has failed on this rank."""
@@ -116,7 +116,7 @@ class AnyChannel(Ranks, Protocol):
     def handshake_of(self, sequence: int) -> Handshake:
         """Return the handshake for an operation that is about to start."""
 
-    def look(self) -> None:
+    def process_alarms(self) -> None:
         """Process the announcements of ranks whose preparation of the channel failed."""
 
     def tidy(self) -> None:
@@ -156,7 +156,7 @@ class AnyOperation(Protocol):
     def end(self, error: Exception) -> None:
         """End the operation with an error that all ranks raise or have been told of."""
 
-    def owes(self) -> bool:
+    def has_unsent(self) -> bool:
         """Return True if messages for other ranks are unwritten, so that the operation can still fail."""
 
     def is_waiting(self) -> bool:

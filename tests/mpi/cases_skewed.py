@@ -94,7 +94,7 @@ def case_skewed_sets_are_cut_where_their_entries_lie(comm, algorithm, how):
 @each(how=["blocking", "waited", "both"])
 def case_auto_goes_by_samples_of_skewed_sets(comm, how):
     stream = skewed_stream(comm.rank, comm.size)
-    with apart(comm) as ours, noted(Overlaps, "learn") as learned, noted(Spread, "parts") as cuts:
+    with apart(comm) as ours, noted(Overlaps, "update") as learned, noted(Spread, "parts") as cuts:
         check(comm, *[summed(stream, ours, how, machine=SLOW) for _ in range(4)])
     assert len(learned) == 4 and learned[0] is not None and learned[:3] == learned[:1] * 3
     assert cuts and same_everywhere(comm, *[sar.SparseStream(np.unique(bounds), np.ones(len(set(bounds))), SIZE + 1) for bounds, _ in cuts])
