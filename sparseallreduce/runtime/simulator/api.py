@@ -64,10 +64,7 @@ def simulate(
     Returns
     -------
     Simulation
-
-    Notes
-    -----
-    The agreement that starts an operation over MPI is not simulated.
+        Results, times and bytes. The agreement that starts an operation over MPI is not simulated.
 
     Examples
     --------
