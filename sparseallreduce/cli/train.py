@@ -34,6 +34,7 @@ from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, w
 from sparseallreduce.cli.train_samples import Samples, read_samples
 from sparseallreduce.cli.train_search import search
 from sparseallreduce.cli.train_table import compared, comparison, record
+from sparseallreduce.linear.data.feature_scaling import in_one_unit
 from sparseallreduce.linear.data.occurring import only_occurring
 from sparseallreduce.linear.data.parts import Data
 from sparseallreduce.linear.defaults import AUTO, DUAL, SGD, SOLVERS, Penalty, chosen_solver, in_rounds, svm_loss
@@ -41,7 +42,7 @@ from sparseallreduce.linear.metrics import evaluate_scores, scores_of
 from sparseallreduce.linear.model_file import FittedModel, ModelFileError, load_model, save_model, scores_for
 from sparseallreduce.linear.models import LOSSES, MODELS, Hinge, Logistic
 from sparseallreduce.linear.multiclass import CHOICES
-from sparseallreduce.linear.strategies import LOSSY, STRATEGIES
+from sparseallreduce.linear.strategies import LOSSY, STRATEGIES, ParameterServer
 from sparseallreduce.linear.strategies.lossy import DENSITY
 from sparseallreduce.linear.training.early_stopping import WATCHED
 from sparseallreduce.linear.training.schedules import SCHEDULES
@@ -301,6 +302,11 @@ def train(data: Data, test: Path | None, initial_model: Path | None, json_path: 
     rounds = in_rounds(chosen["solver"])
     features = only_occurring(samples.training, comm) if start is None else None
     numbered = samples if features is None else samples.numbered(features)
+    scales = _scales(numbered, chosen, comm)
+    if scales is not None:
+        numbered = numbered.scaled(scales)
+        if start is not None:
+            start[: len(scales)] = (start[: len(scales)].T * scales).T
     name, values = train_options.strengths(chosen)
     found = None if chosen["folds"] is None else search(numbered, chosen, start, comm)
     if found is not None:
@@ -342,7 +348,7 @@ def train(data: Data, test: Path | None, initial_model: Path | None, json_path: 
 
     def write() -> None:
         if model_out is not None:
-            learned = best.fitted
+            learned = best.fitted if scales is None else replace(best.fitted, weights=best.fitted.weights / scales)
             if features is not None:
                 learned = replace(learned, weights=features.restored(learned.weights, samples.nonzeros))
             save_model(model_out, replace(learned, encoding=samples.training.encoding))
@@ -360,6 +366,17 @@ def train(data: Data, test: Path | None, initial_model: Path | None, json_path: 
             write_report(json_path, "train", click.get_current_context().params | chosen, machine, results, **further)
 
     agreed(comm, write if comm.rank == 0 else lambda: None)
+
+
+def _scales(samples: Samples, chosen: dict[str, Any], comm: Any) -> np.ndarray | None:
+    """Return scales by which adaptive steps divide features whose units differ, None for no scaling; collective.
+
+    Solvers in rounds scale features by themselves. Plain SGD does not, because its given rate suits the features as they are.
+    """
+    serves = issubclass(STRATEGIES[chosen["strategy"]], ParameterServer)
+    if in_rounds(chosen["solver"]) or chosen["update"] != "ftrl" or serves or any(gather(comm, samples.training.pages is not None)):
+        return None
+    return in_one_unit(samples.training, comm)
 
 
 def _asked_metrics(samples: Samples, asked: tuple[str, ...] | None) -> list[str]:

@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import click
+from numpy.typing import NDArray
 
 from sparseallreduce.cli.inputs import data_cache, table_arguments
 from sparseallreduce.cli.progress import progress_bar
 from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.data.dataset import Dataset
+from sparseallreduce.linear.data.feature_scaling import scaled
 from sparseallreduce.linear.data.labels import (
     Label,
     classes_of,
@@ -35,6 +37,8 @@ from sparseallreduce.runtime.objects import gather
 
 __all__ = ["Samples", "read_samples"]
 
+Array = NDArray[Any]
+
 
 @dataclass(frozen=True)
 class Samples:
@@ -52,6 +56,11 @@ class Samples:
         """Return the samples restricted to these features."""
         testing = None if self.testing is None else features.renumbered(self.testing)
         return replace(self, training=features.renumbered(self.training), testing=testing)
+
+    def scaled(self, scales: Array) -> Samples:
+        """Return the samples with every feature divided by its scale."""
+        testing = None if self.testing is None else scaled(self.testing, scales)
+        return replace(self, training=scaled(self.training, scales), testing=testing)
 
     def described(self, data: Data, comm: Any) -> str:
         training = self.training

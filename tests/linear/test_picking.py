@@ -5,7 +5,8 @@ import pytest
 import scipy.sparse
 from thread_ranks import on_ranks
 
-from sparseallreduce.linear import MODELS, Dataset, Descent
+import sparseallreduce as sar
+from sparseallreduce.linear import MODELS, Dataset, Descent, LinearSVM, LogisticRegression, generate, load
 from sparseallreduce.linear.training.batches import divided
 from sparseallreduce.linear.training.picking import CANDIDATES, first_samples, picked
 
@@ -61,3 +62,16 @@ def test_rates_decay_with_the_passes_that_have_been(pick):
     rates = pick.schedule(40)
     assert rates(0) == pick.rate
     np.testing.assert_allclose([rates(40), rates(120)], [pick.rate / 2**pick.power, pick.rate / 4**pick.power])
+
+
+@pytest.mark.parametrize("estimator", [LogisticRegression, LinearSVM])
+def test_estimators_pick_the_rate_of_adaptive_steps_unless_it_is_given(estimator, tmp_path):
+    """Rare features outweigh frequent ones at a common rate without beta."""
+    generate("url-like", tmp_path / "all.svm", samples=6000, features=100_000, seed=3)
+    data, _ = load(tmp_path / "all.svm", comm=sar.SERIAL)
+    X, y = data.to_scipy(), data.labels
+    options = {"solver": "sgd", "update": "ftrl", "max_iter": 3, "tol": None, "comm": sar.SERIAL}
+    picking, given = estimator(**options).fit(X[:5000], y[:5000]), estimator(learning_rate=0.5, **options).fit(X[:5000], y[:5000])
+    assert picking.score(X[5000:], y[5000:]) > given.score(X[5000:], y[5000:]) + 0.01
+    before = picking.score(X[5000:], y[5000:])
+    assert picking.partial_fit(X[:1000], y[:1000]).score(X[5000:], y[5000:]) > before - 0.03  # goes on at the picked rate

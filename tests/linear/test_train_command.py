@@ -9,6 +9,7 @@ from click_runner import CliRunner
 from tqdm import tqdm
 
 from sparseallreduce.cli import main
+from sparseallreduce.linear.model_file import load_model
 from sparseallreduce.linear.models import model_of
 from sparseallreduce.linear.training.picking import CANDIDATES
 
@@ -583,3 +584,31 @@ def test_metrics_are_of_the_test_set_or_else_of_the_training_set(folder, tmp_pat
     assert list(json.loads((tmp_path / "out.json").read_text())["results"]["metrics"]) == ["train"]
     refused = run(folder, *options, "--metrics", "r2" if name == "accuracy" else "f1", status=2)
     assert "the metric" in refused.stderr
+
+
+def raw_columns(path, seed=0, rows=400):
+    """Write samples whose columns have units from 1e-3 to 1e6, and return them in the units of the file and their labels."""
+    rng = np.random.default_rng(seed)
+    true, units = rng.standard_normal(8), 10.0 ** np.linspace(-3, 6, 8)
+    X = rng.standard_normal((rows, 8))
+    y = np.where(X @ true + rng.standard_normal(rows) > 0, 1, -1)
+    entries = (" ".join(f"{place + 1}:{value:.9g}" for place, value in enumerate(row * units)) for row in X)
+    path.write_text("".join(f"{label} {row}\n" for label, row in zip(y, entries, strict=True)))
+    return X * units, y
+
+
+def test_penalties_of_steps_act_on_columns_of_any_unit_and_weights_have_the_units_of_the_data(tmp_path):
+    X, y = raw_columns(tmp_path / "raw.svm")
+    losses, accuracies = [], []
+    for C in (1e-4, 100):
+        arguments = [tmp_path / "raw.svm", "--solver", "sgd", "--C", C, "--model-out", tmp_path / "m.npz", "--json", tmp_path / "m.json"]
+        result = CliRunner().invoke(main, ["train", *map(str, arguments)])
+        assert result.exit_code == 0, result.output
+        epoch = json.loads((tmp_path / "m.json").read_text())["epochs"][-1]
+        model = load_model(tmp_path / "m.npz")
+        scores = X @ np.ravel(model.weights) + np.ravel(model.intercept)
+        accuracies.append(np.mean((scores > 0) == (y > 0)))
+        assert accuracies[-1] == pytest.approx(epoch["train_accuracy"], abs=0.01)
+        losses.append(epoch["loss"])
+    assert losses[0] > losses[1] + 0.1  # a strong penalty leaves small weights
+    assert accuracies[1] > 0.8

@@ -21,6 +21,7 @@ __all__ = [
     "feature_magnitudes",
     "feature_scales",
     "gradient_unit",
+    "in_one_unit",
     "largest_eigenvalue",
     "raised",
     "rate_unit",
@@ -88,6 +89,14 @@ def raised(dataset: Dataset, magnitudes: Array, comm: Any) -> tuple[Array, Array
     largest = stream.to_dense()
     features = np.flatnonzero(largest > 0).astype(dataset.indices.dtype)
     return features, largest[features]
+
+
+def in_one_unit(dataset: Dataset, comm: Any) -> Array | None:
+    """Return scales by which to divide features whose units differ, or None if they do not differ. Collective.
+
+    Penalties apply to the weights of the divided features: a feature in a small unit needs a large weight, whatever it is worth.
+    """
+    return feature_scales(feature_magnitudes(dataset, comm)) if units_differ_in(dataset, comm) else None
 
 
 def scaled_by_entry(dataset: Dataset, magnitudes: Array) -> Dataset:

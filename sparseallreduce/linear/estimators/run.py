@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.data.feature_scaling import (
     feature_magnitudes,
     feature_scales,
+    gradient_unit,
     largest_eigenvalue,
     rate_unit,
     sample_moments,
@@ -30,11 +32,13 @@ from sparseallreduce.linear.estimators.samples import mean_of
 from sparseallreduce.linear.model_file import FittedModel, scores_for
 from sparseallreduce.linear.models import LinearModel
 from sparseallreduce.linear.strategies import LocalStepsStrategy, LossyStrategy, SparseStrategy, Strategy
+from sparseallreduce.linear.training.batches import divided
 from sparseallreduce.linear.training.early_stopping import EarlyStopping
+from sparseallreduce.linear.training.picking import Pick, picked
 from sparseallreduce.linear.training.schedules import SCHEDULES, LargeBatch, Onward, Plateau, Reactive, Schedule
 from sparseallreduce.linear.training.trainer import Epoch, Options, Trainer
 from sparseallreduce.linear.weights import AdaptiveWeights, Descent
-from sparseallreduce.runtime.objects import agreed
+from sparseallreduce.runtime.objects import agreed, gather
 
 __all__ = ["Call", "TrainedEstimator"]
 
@@ -63,6 +67,7 @@ class TrainedEstimator(Parameterised):
     _magnitudes: Array | None = None  # magnitudes of the features, if they are scaled
     _is_scaled: bool | None = None  # whether steps scale features; None before the first step
     _factors = Factors(0.0, 0.0)  # factors of the penalties in the present call
+    _pick: Pick | None = None  # rate of adaptive steps and beta that the last fit picked, if it did
 
     @abstractmethod
     def _fitted(self, weights: Array | None = None) -> FittedModel:
@@ -96,7 +101,9 @@ class TrainedEstimator(Parameterised):
     def _initial_rate(self, model: LinearModel, dataset: Dataset, comm: Any, partial: bool, onward: bool) -> float:
         given = float(self.learning_rate) if isinstance(self.learning_rate, int | float) else None
         if self._choices().update != "sgd":
-            return _ADAPTIVE_RATES[self._choices().update] if given is None else given
+            if given is not None:
+                return given
+            return _ADAPTIVE_RATES[self._choices().update] if self._pick is None else self._pick.rate
         if given is not None:
             return given
         eigenvalue = largest_eigenvalue(dataset, self.fit_intercept, comm)
@@ -108,6 +115,24 @@ class TrainedEstimator(Parameterised):
         shrinking = self._factors.l2 / (1 - self._choices().momentum)  # a step with rate * shrinking = 1 would set weights to zero
         curvature = self._largest_curvature(model, dataset.labels, comm)
         return 1 / (curvature * eigenvalue + shrinking) if eigenvalue > 0 else 1 / (1 + shrinking)
+
+    def _pick_rate(self, model: LinearModel, dataset: Dataset, call: Call, unit: float, comm: Any) -> None:
+        """Pick rate and beta of adaptive steps by the progressive loss of the first samples, if neither is given. Collective.
+
+        Continued calls keep what the last fit picked.
+        """
+        self._pick = None
+        if self._choices().update != "ftrl" or not is_auto(self.learning_rate) or not is_auto(self.schedule) or not model.classifies:
+            return
+        share, batch = self.validation_fraction if self.early_stopping else 0.0, self._choices().batch_size
+        division = divided(dataset, share, call.seed, comm)
+        nonzeros, moments = sum(gather(comm, dataset.nnz)), self._moments
+
+        def descent(beta: float, samples: int) -> Descent:
+            return replace(self._descent(model), beta=beta * gradient_unit(moments, nonzeros, samples))
+
+        self._pick = picked(model, dataset, comm, division, descent, batch * comm.size, batch, call.seed, unit)
+        self._pick = self._pick._replace(beta=descent(self._pick.beta, batch * comm.size).beta)
 
     def _rate_unit(self, model: LinearModel, dataset: Dataset, comm: Any, further: bool) -> float:
         """Return the factor of rates, from these samples and, if they are ``further`` ones, those of earlier calls. Collective."""
@@ -123,9 +148,11 @@ class TrainedEstimator(Parameterised):
         steps = -(-dataset.total_samples // (chosen.batch_size * strategy.workers))
         return max(chosen.n_iter_no_change, math.ceil(_SWING / (1 - chosen.momentum) / steps) if chosen.momentum else 1)
 
-    def _schedule(self, rate: float, steps: int, patience: int, tolerance: float) -> Schedule:
-        """Return the schedule, continued after ``steps`` steps of earlier calls."""
+    def _schedule(self, rate: float, steps: int, patience: int, tolerance: float, a_pass: int | None = None) -> Schedule:
+        """Return the schedule, continued after ``steps`` steps of earlier calls; with a picked rate it decays by passes of ``a_pass``."""
         kind = self._choices().schedule
+        if self._pick is not None and a_pass is not None:
+            return self._pick.schedule(a_pass)
         if kind == PLATEAU:
             return Plateau(rate, _CUT, patience, tolerance)
         return Onward((kind if callable(kind) else SCHEDULES[kind])(rate), steps)
@@ -180,7 +207,8 @@ class TrainedEstimator(Parameterised):
         elif chosen.tol is not None and call.passes > 1:
             plateaus = _PLATEAUS if chosen.schedule == PLATEAU else 1
             stopping = EarlyStopping("loss", plateaus * patience, tolerance)
-        schedule = agreed(comm, lambda: self._schedule(rate, call.steps, patience, tolerance))  # a schedule may be user code
+        a_pass = None if call.partial or earlier else -(-dataset.total_samples // (chosen.batch_size * strategy.workers))
+        schedule = agreed(comm, lambda: self._schedule(rate, call.steps, patience, tolerance, a_pass))  # a schedule may be user code
         passed, state, rates = earlier or (0, {}, "")
         if isinstance(schedule, Reactive) and chosen.schedule != PLATEAU and state and rates == self._rates():
             schedule.restore(state)
@@ -236,6 +264,7 @@ class TrainedEstimator(Parameterised):
             update=chosen.update,
             average_from=None if self.average is False else int(self.average) * (self.average is not True),
             columns=model.columns,
+            beta=0.0 if self._pick is None or chosen.update != "ftrl" else self._pick.beta,
         )
 
 

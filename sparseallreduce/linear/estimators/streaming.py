@@ -323,6 +323,8 @@ class StreamingEstimator(TrainedEstimator):
         dataset, scales = self._conditioned(dataset, comm, onward)
         rate = self._initial_rate(model, dataset, comm, call.partial, onward)
         unit = self._rate_unit(model, dataset, comm, call.partial and onward)
+        if not call.partial and not onward:
+            self._pick_rate(model, dataset, call, unit, comm)
         start = self._start(model, dataset, self._found(call.numbers, dataset.features) if onward else None, scales, comm)
         strategy = self._exact_strategy(model, dataset, comm) if call.partial else self._strategy(model, dataset, comm)
         strategy.assign(start)
