@@ -146,7 +146,8 @@ def in_rounds(samples: Samples, chosen: dict[str, Any], comm: Any, say: Callable
             bar.set_postfix_str(", ".join(f"{name} {value:.4g}" for name, value in known if value is not None), refresh=False)
             bar.update()
     if not trainer.converged:
-        say(f"the gap has not reached {chosen['gap'] or 1e-3:g} of the loss: raise --epochs, or --gap")
+        faster = {None: "", NEWTON: ", or use --solver newton"}.get(trainer.faster, f", or use --loss {trainer.faster}")
+        say(f"the gap has not reached {chosen['gap'] or 1e-3:g} of the loss: raise --epochs, or --gap{faster}")
     best = trainer.best_epoch
     if trainer.history and best != len(trainer.history):
         say(f"the model is that after round {best}, " + ("the best on the held-out samples" if held else "whose loss is the lowest"))

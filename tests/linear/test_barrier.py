@@ -1,11 +1,13 @@
 """Losses with a kink on few features: the optimum is that of libsvm, in few iterations."""
 
+import warnings
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.svm import SVC, SVR
 
 import sparseallreduce as sar
@@ -83,3 +85,30 @@ def test_a_support_vector_machine_on_few_columns_ends_where_dual_ascent_does_not
     dual = LinearSVM(loss="hinge", C=100.0, solver="dual", max_iter=300).fit(X, y)
     assert model.n_iter_ < 30
     assert model.history_[0][-1].loss < 0.95 * dual.history_[0][-1].loss
+
+
+def dense_and_noisy(columns=150, rows=120):
+    """Dense columns with which dual ascent of the hinge takes far more rounds than a test has time for."""
+    rng = np.random.default_rng(4)
+    X = rng.normal(size=(rows, columns))
+    return X, np.where(X[:, 0] + 2 * rng.normal(size=rows) > 0, 1, -1)
+
+
+def test_a_warning_says_that_newton_may_end_what_dual_ascent_does_not():
+    X, y = dense_and_noisy()
+    options = {"loss": "hinge", "C": 100.0, "comm": sar.SERIAL}
+    with pytest.warns(ConvergenceWarning, match=r"raise max_iter or tol, or use solver='newton'"):
+        slow = LinearSVM(max_iter=3, tol=1e-9, **options).fit(X, y)
+    assert slow.solver_ == "dual"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = LinearSVM(solver="newton", tol=1e-4, **options).fit(X, y)
+    theirs = SVC(kernel="linear", C=100.0, tol=1e-6).fit(X, y)
+    ours, least = (objective(Hinge(), X, y, np.append(model.coef_, model.intercept_), 100.0) for model in (found, theirs))
+    assert ours <= 1.001 * least
+
+
+def test_a_warning_names_the_squared_loss_where_newton_has_too_many_weights():
+    X, y = dense_and_noisy(1300, 40)
+    with pytest.warns(ConvergenceWarning, match=r"or use loss='squared_hinge'"):
+        LinearSVM(loss="hinge", max_iter=1, tol=1e-12, comm=sar.SERIAL).fit(X, y)

@@ -48,9 +48,9 @@ _SOLVER = """    solver : {"auto", "dual", "cocoa", "newton", "sgd"}
         "sgd" takes steps along gradients of batches. "dual" is dual coordinate ascent on every rank in rounds
         (:class:`sparseallreduce.linear.solvers.CoCoA`), which needs no learning rate, and bounds the distance of the loss from its minimum;
         "cocoa" is the same with a penalised intercept as in LIBLINEAR, and one-versus-rest. "newton" is Newton's method, which needs
-        few iterations, whatever the number of ranks. "auto" selects "newton" for at most 400 weights per score (100 for the hinge
-        and the epsilon-insensitive loss), otherwise "dual"; and "sgd" if ``partial_fit`` is called, a parameter is only for SGD steps, or
-        the penalty allows no other.
+        few iterations, whatever the number of ranks; losses with a kink (hinge, epsilon-insensitive) need few features. "auto" selects
+        "newton" for at most 400 weights per score (100 for a loss with a kink), otherwise "dual"; and "sgd" if ``partial_fit`` is called,
+        a parameter is only for SGD steps, or the penalty allows no other.
         For all but "sgd", ``max_iter`` is the largest number of rounds; ``tol`` is the duality gap at which they end, as a fraction of the
         loss: "auto" is 1e-3, and None makes all rounds. With ``early_stopping`` they also end when the loss on the samples held out has not
         decreased for ``n_iter_no_change`` rounds, "auto" 5. ``history_`` has :class:`~sparseallreduce.linear.solvers.Figures`, in which

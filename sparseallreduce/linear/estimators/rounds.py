@@ -118,7 +118,8 @@ def train_in_rounds(estimator: Parameterised, model: LinearModel, dataset: Datas
     if asked is not None and not trainer.converged and not (stopping is not None and stopping.reached) and comm.rank == 0:
         share = "a thousandth" if is_auto(asked) else f"{asked:g}"
         gap = f"the duality gap is above {share} of the loss after max_iter = {estimator.max_iter} rounds"
-        warn(f"{gap}: raise max_iter or tol", ConvergenceWarning)
+        faster = {None: "", NEWTON: ", or use solver='newton'"}.get(trainer.faster, f", or use loss='{trainer.faster}'")
+        warn(f"{gap}: raise max_iter or tol{faster}", ConvergenceWarning)
     return Rounds(trainer.weights().astype(dataset.values.dtype, copy=False), trainer.history)
 
 

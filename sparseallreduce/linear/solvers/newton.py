@@ -51,7 +51,7 @@ def has_curvature(model: LinearModel) -> bool:
     return type(model) in _KNOWN or has_kink(model)
 
 
-def has_few_weights(model: LinearModel, features: int, density: float) -> bool:
+def has_few_weights(model: LinearModel, features: int, density: float, requested: bool = False) -> bool:
     """Return True if a model has few enough weights for :class:`Newton`.
 
     For a softmax, the weights of one class count: for many classes, its second derivatives are not stored.
@@ -62,8 +62,10 @@ def has_few_weights(model: LinearModel, features: int, density: float) -> bool:
     features : int
     density : float
         Fraction of the values that are not zero.
+    requested : bool
+        Whether the user asks for Newton's method: then a loss with a kink may have as many weights as others, however long it takes.
     """
-    most = _MOST_OF_KINKS if has_kink(model) else _MOST_OF_DENSE if density >= DENSE else _MOST_WEIGHTS
+    most = _MOST_OF_KINKS if has_kink(model) and not requested else _MOST_OF_DENSE if density >= DENSE else _MOST_WEIGHTS
     return features + 1 <= most // (1 if isinstance(model, Multinomial) else model.columns or 1)
 
 

@@ -15,6 +15,7 @@ from sparseallreduce.linear.data.checks import check_labels, check_parts, check_
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.models import LinearModel
 from sparseallreduce.linear.multiclass import Multinomial, OneVsRest
+from sparseallreduce.linear.solvers.barrier import has_kink
 from sparseallreduce.linear.solvers.cocoa import PHASES as SOLVER_PHASES
 from sparseallreduce.linear.solvers.cocoa import CoCoA, Round
 from sparseallreduce.linear.solvers.curvature import density
@@ -197,7 +198,7 @@ class RoundTrainer:
 
     def _has_few_weights(self, base: LinearModel) -> bool:
         """Return True if a solver has few enough weights to store all second derivatives."""
-        return has_few_weights(base, self._features, self._density)
+        return has_few_weights(base, self._features, self._density, requested=True)
 
     def _solver(self, signs: Array) -> CoCoA | Newton | TruncatedNewton:
         # Samples held out have weight zero, and the others are weighted up to keep the total.
@@ -222,6 +223,14 @@ class RoundTrainer:
         if options.solver == NEWTON:
             return TruncatedNewton(labelled, base, **settings)
         return CoCoA(labelled, base, seed=options.seed, **settings)
+
+    @property
+    def faster(self) -> str | None:
+        """What to use if dual ascent of a loss with a kink takes too many rounds: the solver "newton", a squared loss, or None."""
+        base = self._bases()[0]
+        if self.options.solver == NEWTON or not has_kink(base):
+            return None
+        return NEWTON if self._has_few_weights(base) else f"squared_{base.loss_name}"
 
     @property
     def converged(self) -> bool:
