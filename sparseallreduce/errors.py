@@ -52,7 +52,7 @@ class MismatchError(SparseAllreduceError, ValueError):
 
 
 class WireError(SparseAllreduceError, ValueError):
-    """Raised if a message is not a valid stream: foreign, truncated, altered, or of another version."""
+    """Raised if a message is not a valid stream: it is truncated, altered, not of this library, or of another version."""
 
 
 class DeadlockError(SparseAllreduceError, RuntimeError):

@@ -192,9 +192,10 @@ class Spread:
 
     @cached_property
     def occupancy(self) -> tuple[float, float]:
-        """For the entries and for those of the sum, the fraction of positions on which as many random entries would be equally far apart.
+        """The fraction of positions that the entries of a rank occupy, and the same for the sum.
 
-        It is a geometric mean, since an encoded index has as many bits as the logarithm of the distance to the next.
+        Entries occupy the positions on which as many random entries would be equally far apart. The distance is a geometric mean, since an
+        encoded index has as many bits as the logarithm of the distance to the next.
         """
         return self._occupancy(self._entries), self._occupancy(self._sum)
 
@@ -306,7 +307,7 @@ def _at(places: Counts, below: Counts, positions: Counts) -> Counts:
 
 
 def _waited(sizes: Counts) -> Counts:
-    """Return what the slowest rank waits for, summed over the rounds of an allgather of parts of these sizes, for each cut."""
+    """Return, for each cut, the size that the slowest rank waits for in an allgather of its parts, summed over the rounds."""
     ranks, held = sizes.shape[1], 1
     waited = np.zeros(len(sizes), np.int64)
     if ranks == lower_power_of_two(ranks):

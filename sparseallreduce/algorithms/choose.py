@@ -43,7 +43,7 @@ CANDIDATES = [
 
 
 def choose(problem: Problem, machine: Machine) -> str:
-    """Return the name of the fastest algorithm for a problem, of :func:`problem_of`; all ranks with the same inputs get the same name."""
+    """Return the name of the fastest algorithm for a problem of :func:`problem_of`. Ranks with equal inputs get the same name."""
     return _best(problem, machine)
 
 

@@ -125,7 +125,7 @@ class Problem(NamedTuple):
         return limit if self.switch_density is None else min(limit, extent * self.switch_density)
 
     def occupied(self, density: float) -> float:
-        """Return the fraction of a range on which as many random entries are as far apart as those of a stream of this density."""
+        """Return the fraction of a range that the entries of a stream of this density occupy, as in :attr:`occupancy`."""
         of_rank, of_sum = self.occupancy
         if of_rank == of_sum == 1.0:
             return 1.0
@@ -360,7 +360,7 @@ def gather_time(
     """Return the predicted seconds of an allgather of one stream a rank, by recursive doubling or by dissemination.
 
     ``fullest`` maps a number of ranks to the entries of the fullest group of that many, relative to the mean of such groups. With
-    ``in_step``, partners tell each other in some rounds that they are ready.
+    ``in_step``, partners first exchange a message in some rounds that they are ready.
     """
     time, held, core = machine.alpha * rounds_in_step(problem.ranks) if in_step else 0.0, 1, lower_power_of_two(problem.ranks)
     while held < problem.ranks:

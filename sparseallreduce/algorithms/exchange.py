@@ -195,7 +195,7 @@ def gather_parts(
 
 
 def rounds_in_step(ranks: int) -> int:
-    """Return in how many rounds of an allgather in step so many ranks tell each other that they are ready.
+    """Return the number of rounds of an allgather in step in which partners first exchange a message that they are ready.
 
     >>> rounds_in_step(16), rounds_in_step(256)
     (0, 4)

@@ -93,7 +93,7 @@ def put(values: Array, places: Array | None, out: Array) -> None:
 
 
 def add(op: Operator, out: Array, values: Array, places: Array | None) -> None:
-    """Reduce the elements at these positions with values, in this order of operands."""
+    """Reduce the elements at these positions with values; the elements are the first operand."""
     if places is not None:
         kernels.scatter(places, values, 0, op, out)
         return

@@ -120,7 +120,7 @@ def _compare_candidates() -> None:
 
 
 def as_name(algorithm: Any) -> Any:
-    """Return what stands for an algorithm in a call: its name, which holds the function if that is what was given."""
+    """Return the name of an algorithm, to be used in a call. For a schedule function, the name has the function as an attribute."""
     if isinstance(algorithm, str) or not callable(algorithm):
         return algorithm
     described = _described(algorithm, None, ())

@@ -57,7 +57,7 @@ def figures(context: click.Context, names: tuple[str, ...], listed: bool, small:
 
 
 def _chosen(context: click.Context, names: Sequence[str]) -> list[str]:
-    """Return the names of the chosen figures; the name of a paper stands for all its figures."""
+    """Return the names of the chosen figures; the name of a paper selects all its figures."""
     found: list[str] = []
     for name in names:
         some = [each for each in FIGURES if name in ("all", each, each.rpartition("-")[0])]

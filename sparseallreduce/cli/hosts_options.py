@@ -30,7 +30,7 @@ def hosts_options() -> Callable[[Command], Command]:
 
 
 def hosts_of(chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the chosen fields of a network.
+    """Return the values of these options as arguments of :class:`~sparseallreduce.Network`.
 
     Raises
     ------

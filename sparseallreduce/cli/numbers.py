@@ -13,7 +13,7 @@ _LONGEST = 20  # digits before the decimal point, so that 1e999999 is rejected e
 
 
 def whole_number(text: str) -> int | None:
-    """Return the whole number that a text stands for, None if it is not one.
+    """Return the value of a text that is a whole number, None for other texts.
 
     >>> whole_number("1e6"), whole_number("1_000"), whole_number("2.5e3"), whole_number("2.5")
     (1000000, 1000, 2500, None)

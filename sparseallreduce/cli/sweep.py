@@ -20,7 +20,7 @@ _HOW = "give NAME=A,B,C or NAME=FROM:TO:log9 (lin9), with NAME density, ranks or
 
 
 class Setting(NamedTuple):
-    """A point of a grid."""
+    """The setting of one benchmark in a grid."""
 
     ranks: int
     size: int

@@ -95,7 +95,7 @@ def fitting(columns: Sequence[Column], room: int | None) -> list[Column]:
 
 
 def table_lines(columns: Sequence[Column], rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return a table, titles first, whose columns are as wide as what is in them, as many as the terminal has room for.
+    """Return the lines of a table, titles first. Columns are as wide as their content; those that do not fit the terminal are left out.
 
     A column that is empty in all rows is left out.
     """

@@ -228,7 +228,7 @@ class DataCache:
     def fill(
         self, number: int, request: Callable[[int], Request], *, to_array: ToArray = lambda _: None, from_array: FromArray | None = None
     ) -> int:
-        """Cache samples [0, number), together with all processes of the host that call this; return how many this process fetched.
+        """Cache samples 0 to ``number`` - 1 together with the other processes of the host; return how many this one has fetched.
 
         Each process starts at a random sample, continues in order, and skips samples that are cached or being fetched by others. It returns
         when all are cached, or when there is no room for more: samples used in the last ten minutes are not evicted. Not all processes have

@@ -169,7 +169,7 @@ class CachedFile(io.RawIOBase):
         return np.asarray(content[: self._length(number)], np.uint8)
 
     def _is_piece(self, number: int) -> Callable[[Any], bool]:
-        """Return a function that checks whether a sample can be this piece, which consists of whole pages."""
+        """Return a function that checks whether a sample has the type and size of this piece, which consists of whole pages."""
         shape = (page_multiple(self._length(number)),)
         return lambda sample: isinstance(sample, np.ndarray) and sample.dtype == np.uint8 and sample.shape == shape
 

@@ -68,7 +68,7 @@ class Name(NamedTuple):
 
     @property
     def number(self) -> int:
-        """Number of the entry's lock."""
+        """The number of the entry's lock."""
         return int.from_bytes(self.key[:7], "little")
 
 
@@ -303,7 +303,7 @@ class Level:
                                 yield status.st_mtime_ns, _pages(status.st_size), each.path
 
     def _cleared(self) -> int:
-        """Remove files whose writers have ended, and return the size of those being written. The caller must hold the usage lock."""
+        """Remove files whose writers have ended, and return the total size of files being written. The caller must hold the usage lock."""
         used = 0
         for path in (self.folder / _WRITING).iterdir():
             with contextlib.suppress(FileNotFoundError):

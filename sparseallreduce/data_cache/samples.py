@@ -39,7 +39,7 @@ def pack(sample: Any, to_array: ToArray = lambda _: None) -> list[Any]:
     Raises
     ------
     DatasetError
-        If it contains an unsupported type.
+        If the sample contains an unsupported type.
 
     Examples
     --------

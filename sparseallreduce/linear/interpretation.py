@@ -123,7 +123,7 @@ def contributions(model: FittedModel, sample: Any, number: int | None = None) ->
 
 
 def _nonzero(model: FittedModel, row: int) -> tuple[Array, Array]:
-    """Return the features whose weights in a score are not zero, and these weights."""
+    """Return the features with non-zero weights in a score, and their weights."""
     if issparse(model.weights):
         rows: Any = model.weights
         own = slice(*rows.indptr[row : row + 2])

@@ -43,7 +43,7 @@ class PackDescent:
         self._spare: Array | None = None
 
     def fed(self, gradients: Sequence[Array], rate: float, clip: float) -> Array:
-        """Return what this rank adds to its residual; the gradients themselves if they need no scaling."""
+        """Return the vector that this rank adds to its residual: the scaled gradients, without a copy if no scaling is needed."""
         scale = rate if self.rate_first else 1.0
         penalty = self.settings.penalty
         gradient = gradients[0]
@@ -73,7 +73,7 @@ class PackDescent:
         self.taken()
 
     def taken(self) -> None:
-        """Commit what was added to the residual or applied to the parameters: the velocity of this rank continues from it."""
+        """Commit the values that were added to the residual or applied to the parameters: the velocity of this rank continues from them."""
         if self.velocity is not None:
             assert self._spare is not None
             self.velocity, self._spare = self._spare, self.velocity

@@ -29,7 +29,7 @@ VERSION = 2
 
 
 class LocalSteps(ABC):
-    """The base of classes that combine the changes which ``H`` steps of each rank on its own have made to its parameters.
+    """Base class of optimisers whose ranks make ``H`` steps independently, and then combine the changes of their parameters.
 
     The *change* of a rank is the value of its parameters after the last sum minus their value now. The ranks combine their changes. All
     ranks then set their parameters to the values after the last sum minus ``outer_lr`` times the combined change. The caller makes the

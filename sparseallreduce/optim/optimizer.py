@@ -364,11 +364,11 @@ class Optimizer(ABC):
         """Return a reducer that sums k of size elements on that rank."""
 
     def reducer(self, size: int, k: int) -> Reducer:
-        """Return a reducer that sums k of size elements on this rank, with the options of this optimiser."""
+        """Return a reducer for vectors of ``size`` elements, of which it sums ``k``, with the options of this optimiser."""
         return self.reducer_of(size, k, self.comm.rank, **self.options)
 
     def prepare(self, gradients: Any, rate: float | None, ranks: int) -> list[Prepared]:
-        """Return what each pack adds to its sum in this step, and the rate. Parameters and residuals are unchanged."""
+        """Return the vector that each pack adds to its sum in this step, and the learning rate. Parameters and residuals are unchanged."""
         given = self._listed(gradients)
         checked = [descent.pack.checked([given[layer] for layer in descent.pack.layers]) for descent in self._descents]
         clip = self._clip(checked, ranks)
@@ -427,7 +427,7 @@ class Optimizer(ABC):
         return self.settings.clipped(finite_norm(norm), ranks)
 
     def _fed(self, descent: PackDescent, gradients: Sequence[Array], rate: float, clip: float) -> Array:
-        """Return what a pack adds to its sum, and set the density of this step."""
+        """Return the vector that a pack adds to its sum, and set the density of this step."""
         reducer = descent.feedback.reducer
         if reducer.k != self._k(reducer.size):
             descent.feedback.reducer = self._reducer(reducer.size)

@@ -53,7 +53,7 @@ class ByHosts:
     def reduce(
         self, owner: Reducer, accumulator: Array, gradient: Array | None, rank: int, ranks: int
     ) -> Generator[Step, Any, tuple[SparseStream, SparseStream]]:
-        """Return the schedule; its result is the update, and what of this rank's part is not in it."""
+        """Yield the steps of the operation; return the update, and the values of this rank's part that are not in it."""
         if gradient is not None:
             accumulator += gradient
         hosts: Hosts = yield Layout()

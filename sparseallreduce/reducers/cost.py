@@ -139,7 +139,7 @@ def predicted(case: Case, names: tuple[str, ...] = CANDIDATES) -> dict[str, Pred
 
 
 def _bytes_in(name: str, case: Case, algorithm: str) -> float:
-    """Return the bytes received by the busiest rank: the predicted time on a network where only bytes take time."""
+    """Return the bytes that the busiest rank receives, computed from the predicted time on a network without latency."""
     beta = case.machine.beta or 1e-12
     alone = Machine(0.0, beta, 0.0, 0.0, beta, 0.0, 0.0, codec=case.machine.codec)
     return _MODELS[name].exchange(case._replace(machine=alone, on_device=False), algorithm) / beta

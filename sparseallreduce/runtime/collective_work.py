@@ -29,7 +29,7 @@ def work_of(made: CollectiveCall, intent: Intent, channel: Channel) -> Gathering
 
 
 class Reducing(Signature):
-    """A reduction whose result, or a part of it, goes to this rank.
+    """The work of a reduce or a reduce_scatter, whose result, or a part of it, goes to this rank.
 
     It uses a shortcut of the sum of all streams, or an algorithm of its own.
 
@@ -67,7 +67,7 @@ class Reducing(Signature):
 
 
 class Gathering(Work):
-    """Streams that are sent unchanged, those of all ranks or that of one.
+    """The work of an allgather or a broadcast, which sends streams unchanged.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What the parts of the runtime need to know of a channel and of an operation.
+"""The interfaces through which the parts of the runtime use a channel and an operation.
 
 A channel has operations, and an operation runs on a channel. Everything below the two, such as the progress of operations, the failure
 handling, MPI's collectives, the outboxes and the handshakes, depends only on these interfaces. The modules

@@ -87,7 +87,7 @@ class LateErrors:
         Raises
         ------
         LateError
-            If there is one.
+            If such an error is pending.
         """
         overdue = self._overdue
         if overdue is None or number <= overdue.number:

@@ -87,7 +87,7 @@ def start(stream: Any, comm: Any, op: Any, algorithm: Any, options: dict[str, An
 def start_collective(
     collective: Collective, stream: Any, comm: Any, op: Any, algorithm: Any, options: dict[str, Any], blocking: bool
 ) -> Request:
-    """Start a collective besides allreduce, as :func:`start` starts that."""
+    """Start a collective other than allreduce, with the arguments of :func:`start`."""
     progress = options.pop("progress", "manual") if not blocking else "manual"
     timeout = options.pop("timeout", None) if blocking else None
     comm = resolve(comm)

@@ -41,7 +41,7 @@ class _Known:
 
 
 class Overlaps:
-    """The overlap of each kind of operation, by the digest of its terms.
+    """The stored overlaps of a channel's operations, by the digest of their terms.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class Overlaps:
         self._latest: OrderedDict[bytes, Overlap] = OrderedDict()
 
     def note(self, digest: int, stream: SparseStream) -> bytes:
-        """Return what to send to the other ranks: the digest of what is remembered, or a sample."""
+        """Return the bytes to send to the other ranks: a digest of the stored overlap if it is still in use, otherwise a sample."""
         known = self._known.get(digest)
         if known is not None and known.uses > 0 and known.digest in self._latest:
             known.uses -= 1

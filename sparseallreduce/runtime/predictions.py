@@ -87,7 +87,7 @@ def collective_beginning(
     encoding: Encoding = Encoding(),  # noqa: B008 - a constant
     hosts: Hosts | None = None,
 ) -> str:
-    """As :func:`expected_beginning`, of a collective with algorithms of its own, of which a shortcut does more than is asked for.
+    """Return the same as :func:`expected_beginning` for a collective with its own algorithms, if a shortcut computes more than needed.
 
     ``considered`` is what :func:`~sparseallreduce.algorithms.collectives.cost.choose` is asked.
     """
@@ -101,7 +101,10 @@ def collective_beginning(
 
 
 def _beginning(stream: SparseStream, reduction: Reduction, limits: tuple[int, int, int], fastest: Callable[[bool, bool], str]) -> str:
-    """Return what is settled, or else what ``fastest`` finds: it is told whether a stream can be packed, and written to shared memory."""
+    """Return the choice that size and operator determine, or else that of ``fastest``.
+
+    ``fastest(fits, writes)`` is called with whether the stream can be packed, and written to shared memory.
+    """
     summed, nbytes = reduction.op.is_sum, packed.packed_bytes(stream)
     always, room, capacity = limits
     if stream.is_dense and not summed:

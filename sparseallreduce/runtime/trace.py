@@ -35,7 +35,7 @@ class Trace:
 
     @property
     def fill_in(self) -> float:
-        """Entries of the results per entry of this rank's inputs: 1 for full overlap, P for disjoint positions."""
+        """The entries of the results per entry of this rank's inputs: 1 for full overlap, P for disjoint positions."""
         return self.entries_out / self.entries_in if self.entries_in else 0.0
 
     def share(self, record: int, payload: int, ranks: int) -> None:

@@ -70,25 +70,25 @@ class StagedStream(SparseStream):
 
     @property
     def nnz(self) -> int:
-        """Number of entries; waits for the copy."""
+        """The number of entries; waits for the copy."""
         return self.settled().nnz
 
     @property
     def on_device(self) -> bool:
-        """False: the arrays are on the host."""
+        """False, because the arrays are on the host."""
         return False
 
     @property
     def stored(self) -> int:
-        """Number of entries in memory, copied or not."""
+        """The number of entries in memory, copied or not."""
         return len(self._raw)
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Dtype of the values."""
+        """The dtype of the values."""
         return self._raw.dtype
 
     @property
     def width(self) -> int | None:
-        """Values in a row of a row-sparse stream, None for a plain vector."""
+        """The values in a row of a row-sparse stream, None for a plain vector."""
         return None if self._raw.ndim == 1 else int(self._raw.shape[1])

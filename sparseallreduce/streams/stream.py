@@ -273,28 +273,28 @@ class SparseStream:
 
     @property
     def extent(self) -> int:
-        """Positions covered: ``hi - lo``, which is ``size`` for a whole vector."""
+        """The positions covered: ``hi - lo``, which is ``size`` for a whole vector."""
         return self.hi - self.lo
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Dtype of the values."""
+        """The dtype of the values."""
         return self._stored.dtype
 
     @property
     def width(self) -> int | None:
-        """Values in a row of a row-sparse stream, None for a plain vector."""
+        """The values in a row of a row-sparse stream, None for a plain vector."""
         stored = self._stored
         return None if stored.ndim == 1 else int(stored.shape[1])
 
     @property
     def stored(self) -> int:
-        """Number of entries in memory (nofitems in the thesis): ``nnz`` in the sparse form, ``extent`` in the dense form."""
+        """The number of entries in memory (nofitems in the thesis): ``nnz`` in the sparse form, ``extent`` in the dense form."""
         return len(self._stored)
 
     @property
     def nbytes(self) -> int:
-        """Size of the arrays in bytes."""
+        """The size of the arrays in bytes."""
         return sum(array.nbytes for array in self._arrays if array is not None)
 
     @property
@@ -303,12 +303,12 @@ class SparseStream:
 
     @property
     def switch_point(self) -> int:
-        """Number of entries above which this stream is stored dense."""
+        """The number of entries above which this stream is stored dense."""
         return switch_point(self.extent, self.dtype, self.size, self.width, self.switch_density)
 
     @property
     def nnz(self) -> int:
-        """Number of entries; counted in one pass if the stream is dense."""
+        """The number of entries; counted in one pass if the stream is dense."""
         if self._indices is not None:
             return len(self._indices)
         if self._present is not None:
@@ -318,12 +318,12 @@ class SparseStream:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of :meth:`to_dense`: (size,), or (size, width) if row-sparse."""
+        """The shape of :meth:`to_dense`: (size,), or (size, width) if row-sparse."""
         return (self.size, *self._stored.shape[1:])
 
     @property
     def ndim(self) -> int:
-        """Number of dimensions: 1, or 2 if row-sparse."""
+        """The number of dimensions: 1, or 2 if row-sparse."""
         return self._stored.ndim
 
     @property
@@ -335,17 +335,17 @@ class SparseStream:
 
     @property
     def density(self) -> float:
-        """Fraction of positions with an entry, ``nnz / size``; 0 if the size is 0."""
+        """The fraction of positions with an entry, ``nnz / size``; 0 if the size is 0."""
         return self.nnz / self.size if self.size else 0.0
 
     @property
     def indices(self) -> Array:
-        """Positions of the entries, increasing, shape (nnz,); read-only, computed in one pass if dense."""
+        """The positions of the entries, increasing, shape (nnz,); read-only, computed in one pass if dense."""
         return _read_only(self._entries()[0])
 
     @property
     def values(self) -> Array:
-        """Values of the entries, shape (nnz,) or (nnz, width); computed in one pass if dense.
+        """The values of the entries, shape (nnz,) or (nnz, width); computed in one pass if dense.
 
         They are read-only, except for a sparse :meth:`copy`. Assigning to ``values`` works for a copy in either form, as in ``c.values =
         c.values / 2``; entries that become zero stay entries.

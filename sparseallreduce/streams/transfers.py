@@ -151,7 +151,7 @@ class Upload:
     ----------
     transfers : Transfers
     arrays : sequence of (shape, dtype)
-        All of the same length.
+        The shape and dtype of each array; all have the same length.
     """
 
     def __init__(self, transfers: Transfers, arrays: Sequence[tuple[Any, Any]]) -> None:

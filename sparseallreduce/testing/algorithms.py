@@ -202,7 +202,7 @@ def _first(array: NDArray[Any]) -> Any:
 
 
 def _check_closing(report: Report, algorithm: Any, case: _Case, streams: Sequence[SparseStream], options: Mapping[str, Any]) -> None:
-    """Close the schedule of the first rank behind each of its steps, as an operation that fails does: it has to end there."""
+    """Close the schedule of the first rank after each of its steps, as an operation that fails does, and check that it ends there."""
     call, _ = make_call(streams[0], case.op, algorithm, options)
     if call is None or not hasattr(call.algorithm, "algorithm"):  # a name, whose schedule is tested where it is defined
         return

@@ -49,7 +49,7 @@ class Member:
 
     @property
     def is_dense(self) -> bool:
-        """Whether all elements of the gradient are summed.
+        """True if all elements of the gradient are summed.
 
         By default this holds for parameters with at most one dimension, such as biases and the weights of normalisation layers.
         """

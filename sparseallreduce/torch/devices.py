@@ -95,7 +95,7 @@ class Order:
         self._inside: list[ExitStack] = []
 
     def of(self, tensors: Iterable[torch.Tensor]) -> Order:
-        """Return the order for these tensors, which is this one unless they are on another device.
+        """Return the order for the device of these tensors: this one, or a new one for another device.
 
         Raises
         ------

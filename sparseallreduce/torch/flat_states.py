@@ -44,7 +44,7 @@ def flatten_state(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def unflatten_state(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Return the state of which :func:`flatten_state` has made these tensors.
+    """Return the state from which :func:`flatten_state` made these tensors.
 
     Raises
     ------

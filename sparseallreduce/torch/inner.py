@@ -26,7 +26,7 @@ def settings_of(base: type[torch.optim.Optimizer]) -> Container[str]:
 
 
 def made(params: Any, outer: DistributedOptimizer, given: Mapping[str, Any]) -> torch.optim.Optimizer:
-    """Return a new optimiser of the class ``outer.base`` for these parameters, with these settings."""
+    """Return a new optimiser of the class ``outer.base`` with the given parameters and settings."""
     return outer.base(params, **given, **({"comm": outer.comm} if "comm" in settings_of(outer.base) else {}))
 
 

@@ -285,7 +285,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     @property
     @in_order
     def residuals(self) -> list[torch.Tensor | None]:
-        """Copies of this rank's residuals, in the order of the parameters, in float32 or float64.
+        """The copies of this rank's residuals, in the order of the parameters, in float32 or float64.
 
         An entry is None for a parameter without a residual. Ok-Topk with SGD keeps gradients multiplied by their learning rates.
         """
@@ -296,7 +296,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def _everything(self) -> bool:
-        """Whether all elements of all gradients are summed."""
+        """True if all elements of all gradients are summed."""
         return self.recipe.name == "dense"
 
     def _unit(self, member: Member) -> float:
@@ -359,7 +359,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @in_order
     def _gradient_ready(self, parameter: torch.Tensor) -> None:
-        """Start each sum whose gradients are all computed, after the gradient of this parameter was."""
+        """Record that the gradient of a parameter has been computed, and start each sum whose gradients are now complete."""
         if self._flight is not None and self._flight.closed:
             return  # the previous step was interrupted and must be completed first
         flight = self._open()

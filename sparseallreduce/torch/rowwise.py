@@ -1,4 +1,4 @@
-"""Row-wise Adagrad: a rate of its own for each row of an embedding table, of which a step reads and writes the rows that it has."""
+"""Row-wise Adagrad: a separate rate for each row of an embedding table. A step reads and writes only the rows of its gradient."""
 
 from __future__ import annotations
 

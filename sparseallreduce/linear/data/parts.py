@@ -238,7 +238,7 @@ def _check_same(names: list[str], comm: Any) -> None:
 
 
 def _pipes(names: list[str]) -> set[str]:
-    """Return those of the names that are pipes, or descriptors of this process.
+    """Return the names that are pipes, or descriptors of this process.
 
     Raises
     ------

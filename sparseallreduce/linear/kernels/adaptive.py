@@ -102,7 +102,7 @@ def adaptive_descend(
 def adaptive_descend_dense(
     v: Array, norms: Array, gradient: Array, rate: float, beta: float, l1: float, l2: float, least: float, times: Array
 ) -> bool:
-    """Take one step for all of these weights, as :func:`adaptive_descend` does for those that a sparse gradient touches."""
+    """Take one step for all given weights with a dense gradient, as :func:`adaptive_descend` does with a sparse one."""
     finite, size = True, np.uint64(v.size)
     free, kept, factors = np.empty(_PORTION, v.dtype), np.empty(_PORTION, norms.dtype), np.ones(_PORTION)
     for begin in range(_ZERO, size, _PORTION):
@@ -247,7 +247,7 @@ def _number(
     numbers: Array,
     count: Any,
 ) -> Any:
-    """Assign numbers to the features of a row, as those before it have the numbers below ``count``; return the count including this row.
+    """Assign numbers from ``count`` on to the new features of a row, and return the count including them.
 
     A mark that is not below ``count`` is not a number, whatever its sign: a NaN norm may have one.
     """

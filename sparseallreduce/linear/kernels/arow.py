@@ -71,7 +71,7 @@ def arow_descend(
 
 @kernel
 def arow_descend_dense(v: Array, precisions: Array, gradient: Array, step: float, gain: float, l1: float, l2: float) -> bool:
-    """Take one step for all of these weights, as :func:`arow_descend` does for those that a sparse gradient touches."""
+    """Take one step for all given weights with a dense gradient, as :func:`arow_descend` does with a sparse one."""
     finite = True
     for index in range(v.size):
         finite &= _move(v, precisions, np.uint64(index), np.float64(gradient[index]), step, gain, l1, l2)

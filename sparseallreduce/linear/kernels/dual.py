@@ -91,7 +91,7 @@ def framed(value: float, frame: Array, place: Any) -> float:
 
 @inlined
 def value_at(values: Array, frame: Array, entry: Any, place: Any) -> float:
-    """Return the shifted and scaled value of an entry; an empty ``values`` stands for ones."""
+    """Return the shifted and scaled value of an entry; an empty ``values`` means that all values are 1."""
     value = 1.0
     if values.size:
         value = np.float64(values[entry])
@@ -102,7 +102,7 @@ def value_at(values: Array, frame: Array, entry: Any, place: Any) -> float:
 
 @inlined
 def product(indices: Array, values: Array, frame: Array, begin: Any, end: Any, weights: Array) -> float:
-    """Return the inner product of a row with the weights; an empty ``values`` stands for ones."""
+    """Return the inner product of a row with the weights; an empty ``values`` means that all values are 1."""
     entry = begin
     first, second, third, fourth = 0.0, 0.0, 0.0, 0.0
     if values.size == 0:
@@ -135,7 +135,7 @@ def product(indices: Array, values: Array, frame: Array, begin: Any, end: Any, w
 
 @inlined
 def add(indices: Array, values: Array, frame: Array, begin: Any, end: Any, factor: float, weights: Array) -> None:
-    """Add a row times a factor to the weights; an empty ``values`` stands for ones."""
+    """Add a row times a factor to the weights; an empty ``values`` means that all values are 1."""
     entry = begin
     if values.size == 0:
         while entry < end:
@@ -299,7 +299,7 @@ def ascend(
     ----------
     loss : int
     indptr, indices, values, frame, labels : ndarray
-        The samples; an empty ``values`` stands for ones.
+        The samples; an empty ``values`` means that all values are 1.
     bounds : ndarray
         Factor of each sample's loss, C.
     norms : ndarray

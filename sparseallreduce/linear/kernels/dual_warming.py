@@ -21,11 +21,11 @@ def warm_up(index_dtype: DTypeLike, value_dtype: DTypeLike, place_dtype: DTypeLi
     Parameters
     ----------
     index_dtype, value_dtype : dtype
-        Those of a data set.
+        Dtypes of the data set's indices and values.
     place_dtype : dtype
-        That of feature numbers.
+        Dtype of feature numbers.
     sum_dtype : dtype, optional
-        That of the sums of changes over ranks; leave it out for one rank, as loading a loop takes 6 ms.
+        Dtype of the sums of changes over ranks. Leave it out for a single rank, because loading a loop takes 6 ms.
     """
     index, value, place = (numba.from_dtype(np.dtype(dtype)) for dtype in (index_dtype, value_dtype, place_dtype))
     int64, uint64, float64, places, whole = types.int64[::1], types.uint64[::1], types.float64[::1], place[::1], types.int64

@@ -109,7 +109,7 @@ def fetch_first(indptr: Array, indices: Array, rows: Array, i: int, weights: Arr
 
 @inlined
 def fetch(array: Array, entry: int, lines: int) -> None:
-    """Prefetch this many cache lines from an entry on; the hardware recognises the pattern and prefetches those that follow."""
+    """Prefetch this many cache lines, starting at an entry; the hardware recognises the pattern and prefetches the following ones."""
     for line in range(lines):
         prefetch(array, entry + np.uint64(line) * np.uint64(LINE // array.itemsize))
 

@@ -50,7 +50,7 @@ class Barrier:
 
     @property
     def excess(self) -> float:
-        """What the objective may be above its least where it is least with the present barrier."""
+        """The largest amount by which the minimiser with the present barrier can exceed the minimum of the objective."""
         return self._mu * self._bounds
 
     @property

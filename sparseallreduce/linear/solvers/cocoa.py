@@ -328,7 +328,7 @@ class CoCoA:
         return self._exchange.assembled(state)
 
     def _step(self, clock: Clock) -> tuple[float, int]:
-        """Update dual variables and weights; return the sum of the samples' gaps before their visits, and bytes sent besides the sums."""
+        """Update dual variables and weights; return the sum of the gaps before each visit, and the bytes sent other than sums."""
         if self.comm.size == 1:
             gap = self._local.ascend(self.local_passes)
             clock.lap("compute")
@@ -386,7 +386,7 @@ class CoCoA:
         return max(1, min(_PARTS, max(_FEWEST, worth), self._active // (ranks * _PART)))
 
     def _ascended(self, part: int, parts: int) -> float:
-        """Process a part of a pass, or several passes; return the sum of the samples' gaps before their visits."""
+        """Visit the active samples for a part of a pass or several passes; return the sum of the duality gaps found before each visit."""
         local = self._local
         if parts == 1:
             return local.ascend(self.local_passes)

@@ -146,7 +146,7 @@ def _framed(features: Array, table: Array, sizes: Array, samples: int, centred: 
 
 
 def frame_of_few(dataset: Dataset, comm: Any, centred: bool, scaled: bool | None) -> tuple[Frame | None, Array]:
-    """Do the work of :func:`frame_of` for few features, and return shifts and factors of all of them for the kernels too. Collective."""
+    """Return the frame for few features, as :func:`frame_of` does, and all shifts and factors as arrays for the kernels. Collective."""
     begin, end = int(dataset.indptr[0]), int(dataset.indptr[-1])
     sums = np.zeros(4 * dataset.features)
     counts = np.empty(0) if dataset.weights is None else dataset.weights

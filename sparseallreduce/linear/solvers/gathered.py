@@ -154,7 +154,7 @@ class Gathered:
             self._received = None
 
     def _handed(self, rows: Array) -> tuple[_Samples, tuple[Array, Array]]:
-        """Return some of this rank's samples, and their features with the weights of these."""
+        """Return some of this rank's samples, their features, and the weights of these features."""
         dataset = self._dataset
         warm_up_gathering(dataset.indices.dtype, dataset.values.dtype, self._local.numbering.indices.dtype)
         return self._taken(rows), self._local.weights_of(rows)

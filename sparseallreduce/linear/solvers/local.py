@@ -202,7 +202,7 @@ class LocalProblem:
         return LocalProblem(dataset, *self._settings)
 
     def like(self, dataset: Dataset) -> LocalProblem:
-        """Return the problem of other samples alone, in the same scale."""
+        """Return a problem for other samples with the same shifts and factors, whose rank shares no feature with others."""
         problem = self._of(dataset)
         nothing = problem.numbering.features[:0]
         problem.numbering.arrange(nothing, np.zeros(0, np.int64), alone=True)

@@ -28,6 +28,6 @@ class Clock:
         self._last = now
 
     def part(self, phase: str, seconds: float) -> None:
-        """Move this many seconds from the current phase to another."""
+        """Attribute this many seconds of the current phase to another phase."""
         self.seconds[phase] += seconds
         self._last += seconds

@@ -34,7 +34,7 @@ class Options:
         check_held_out(self.validation, self.evaluate_every > 0)
 
     def evaluates(self, epoch: int) -> bool:
-        """Return True if the model is evaluated after this epoch, counted from 1, because of its number."""
+        """Return True if ``evaluate_every`` asks for an evaluation after this epoch, counted from 1."""
         return self.evaluate_every > 0 and (epoch % self.evaluate_every == 0 or epoch == self.epochs)
 
 

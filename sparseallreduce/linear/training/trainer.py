@@ -169,7 +169,7 @@ class Trainer(Resumable):
 
     @property
     def _watched(self) -> str:
-        """The metric for early stopping: the progressive loss instead of the loss if not every epoch is evaluated, as for schedules."""
+        """The metric for early stopping. If not every epoch is evaluated, the progressive loss replaces the loss, as for schedules."""
         watch = "" if self.stopping is None else self.stopping.watch
         return "progressive_loss" if watch == "loss" and self.options.evaluate_every != 1 else watch
 

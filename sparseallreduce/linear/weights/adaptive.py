@@ -184,7 +184,7 @@ class AdaptiveWeights(Weights):
         return entries
 
     def warm_up_rows(self, dataset: Dataset) -> None:
-        """Compile what ``row_scores`` and ``descend_rows`` need for such samples; the weights do not change."""
+        """Compile what ``row_scores`` and ``descend_rows`` need for samples of this form; the weights do not change."""
         assert self._numbered is not None
         self._numbered.warm_up(dataset)
 

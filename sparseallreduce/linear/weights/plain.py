@@ -217,7 +217,7 @@ class Weights(Journalled):
         return self._completed(scores)
 
     def _completed(self, scores: Array) -> Array:
-        """Return scores by the unscaled weights with scale and intercept applied."""
+        """Apply scale and intercept to scores that were computed with the unscaled weights, and return them."""
         if self.scale != 1.0:
             scores *= self.scale
         if self.columns is not None or self.intercept:
@@ -262,7 +262,7 @@ class Weights(Journalled):
         self._check(finite and _is_finite(self.intercept))
 
     def warm_up(self, dataset: Dataset) -> None:
-        """Compile what ``scores``, ``descend`` and ``to_array`` need for such samples; the weights do not change."""
+        """Compile what ``scores``, ``descend`` and ``to_array`` need for samples of this form; the weights do not change."""
         size = 2 + self.descent.intercept  # with one feature, arrays would have another memory layout
         if self.columns is not None:
             kernels.warm_up_columns(dataset.indices.dtype, dataset.values.dtype)
@@ -287,7 +287,7 @@ class Weights(Journalled):
         self._write(unscaled=state["direction"])
 
     def memory(self) -> dict[str, Any]:
-        """Return copies of what later steps depend on besides the weights, for :meth:`remember`. Collective after ``share``.
+        """Return copies of the state of later steps other than the weights, for :meth:`remember`. Collective after ``share``.
 
         Arrays have one entry per feature.
         """

@@ -170,7 +170,7 @@ def _contents(sizes: Sequence[int], transfers: Sequence[Transfer]) -> list[list[
 def _balance(
     chosen: SparseStream, transfers: Sequence[Transfer], content: Sequence[Piece], rank: int
 ) -> Generator[Step, Any, SparseStream]:
-    """Make the transfers, and return what this rank has after them."""
+    """Send and receive the values to move, and return this rank's values after that."""
     for piece, dest in transfers:
         if piece.source == rank:
             yield Send(dest, _cut(chosen, piece.start, piece.stop))

@@ -108,7 +108,7 @@ class HostMemory:
         return bool(self._all_reached(self.words, _at(0, line, LEFT), _LINES * WORDS, self.ranks, number, 1, 0))
 
     def is_free(self, line: int, number: int) -> bool:
-        """Return True if this rank may publish ``number``: all ranks have left what it last published in this line."""
+        """Return True if this rank may publish ``number``, because all ranks have read what it published in this line before."""
         self.store(line, LEFT, number - 1)  # also needed if an operation failed before this point
         return self.have_left(line, self._published.get(line, 0))
 

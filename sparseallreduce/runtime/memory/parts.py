@@ -104,7 +104,7 @@ class Laid(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Size of the result in bytes."""
+        """The size of the result in bytes."""
         count = sum(self.counts) if self.form == SPARSE else self._extent
         behind = count * self._index if self.form == SPARSE else self._extent if self.form == MASKED else 0
         return (_lined(count * self._row) if behind else count * self._row) + behind

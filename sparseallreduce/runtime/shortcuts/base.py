@@ -35,7 +35,7 @@ class Shortcut(ABC):
 
     @abstractmethod
     def commit(self, sequence: int, flags: int, handshake: Handshake) -> SparseStream | None:
-        """Take the shortcut: all ranks have armed it and have these flags in common. ``handshake`` provides what else they have published.
+        """Take the shortcut, which all ranks have armed with these common flags. ``handshake`` provides the other published data.
 
         Return the result if it is already complete, otherwise None.
         """
@@ -62,7 +62,7 @@ class Shortcut(ABC):
         """Withdraw this rank from the operation; other ranks may still be in it."""
 
     def fulfil(self, sequence: int, handshake: Handshake | None) -> bool:
-        """Do what this rank has promised, after a failure, if other ranks may be waiting where no message reaches them.
+        """Complete this rank's part after a failure, if other ranks may be waiting for it where no message reaches them.
 
         ``handshake`` is None before this rank's record is published and after the handshake was released. Return True if the other ranks
         have everything they need, so that they need not be notified.

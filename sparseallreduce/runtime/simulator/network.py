@@ -31,12 +31,12 @@ class Network(NamedTuple):
 
     @property
     def near_latency(self) -> float:
-        """Latency between ranks of one host, in seconds."""
+        """The latency between ranks of one host, in seconds."""
         return self.latency if self.local_latency is None else self.local_latency
 
     @property
     def near_bandwidth(self) -> float:
-        """Bandwidth between ranks of one host, in bytes per second."""
+        """The bandwidth between ranks of one host, in bytes per second."""
         return self.bandwidth if self.local_bandwidth is None else self.local_bandwidth
 
     def layout(self, ranks: int) -> Hosts:

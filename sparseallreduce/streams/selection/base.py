@@ -38,7 +38,7 @@ class Selector(ABC):
     @property
     @abstractmethod
     def passes(self) -> float:
-        """Memory traffic of a selection with gradient and ``clear``, in multiples of reading N values, without parts that depend on k."""
+        """The memory traffic of a selection with gradient and ``clear``, in multiples of reading N values; terms in k are left out."""
 
     def __call__(self, accumulator: Array, gradient: Array | None = None, *, clear: bool = False) -> SparseStream:
         """Return the selected values as a stream.
@@ -104,7 +104,7 @@ def _without_zeros(stream: SparseStream) -> SparseStream:
 
 
 def checked(accumulator: Array, gradient: Array | None = None, clear: bool = False) -> None:
-    """Raise an error for arrays that selection does not support, or that it would have to modify and are read-only."""
+    """Raise an error if selection does not support an array, or has to modify an array that is read-only."""
     refuse_masked(accumulator)
     if not (isinstance(accumulator, np.ndarray) or on_device(accumulator)) or accumulator.dtype not in (np.float32, np.float64):
         kind = getattr(accumulator, "dtype", type(accumulator).__name__)

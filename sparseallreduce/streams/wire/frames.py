@@ -160,7 +160,7 @@ class Assembly:
         Raises
         ------
         WireError
-            If it is foreign, truncated, altered, or does not follow the last one.
+            If the packet is truncated, altered, not of this library, or does not follow the previous packet.
         """
         headers = read_headers(packet)
         at = HEADER_BYTES * len(headers)

@@ -83,12 +83,12 @@ class Header(NamedTuple):
 
     @property
     def index_bytes(self) -> int:
-        """Size of a decoded index in bytes."""
+        """The size of a decoded index in bytes."""
         return index_dtype(self.size).itemsize
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of an entry."""
+        """The shape of an entry."""
         return () if self.width is None else (self.width,)
 
 
@@ -104,7 +104,7 @@ def check_room(header: Header) -> None:
     Raises
     ------
     WireError
-        If it does.
+        If the size exceeds the installed memory.
     """
     if memory_bytes(header) > memory.INSTALLED:
         raise WireError(f"a message announces {header.stored} entries, which take more memory than this machine has: it was altered")

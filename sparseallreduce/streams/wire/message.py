@@ -90,7 +90,7 @@ def part_lengths(headers: Sequence[Header]) -> list[int]:
 
 
 def join(headers: Sequence[Header], parts: Sequence[Bytes], owned: bool = True) -> list[SparseStream]:
-    """Return the streams with these headers and parts, as views of the parts, which they own if ``owned``.
+    """Return the streams with these headers and parts. They are views of the parts, and own them if ``owned``.
 
     Raises
     ------

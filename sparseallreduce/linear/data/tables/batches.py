@@ -24,7 +24,7 @@ class Chosen(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All columns, the target last."""
+        """The names of all columns, the target last."""
         return self.features if self.target is None else (*self.features, self.target)
 
 

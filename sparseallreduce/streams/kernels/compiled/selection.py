@@ -96,7 +96,7 @@ def _compared(accumulator: Array, bits: Array, gradient: Array | None, start: An
 
 @kernel
 def collect(bits: Array, mask: Any, below: Any, over: Any, found: Array) -> Any:
-    """Count the magnitudes above ``over``; count those above ``below`` but not above ``over``, and write as many as fit."""
+    """Count the magnitudes above ``over``, and those in (``below``, ``over``]; write as many of the latter as fit."""
     size, room = U(bits.shape[0]), U(found.shape[0])
     whole, above, inside, start = size & ~U(GROUP - 1), U(0), U(0), U(0)
     while start < whole and inside + U(GROUP) <= room:

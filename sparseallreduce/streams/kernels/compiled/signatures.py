@@ -43,12 +43,12 @@ class Types:
 
     @cached_property
     def bits(self) -> Any:
-        """Type of arrays of values viewed as signed integers."""
+        """The type of arrays of values viewed as signed integers."""
         return array_type(self._bits, 1, False)
 
     @cached_property
     def key(self) -> Any:
-        """Type of one such integer."""
+        """The type of a value viewed as a signed integer."""
         return self.bits.dtype
 
 
