@@ -217,6 +217,18 @@ def test_what_is_no_finite_number_is_a_category_where_others_are_strings(value, 
         assert list(csv(tmp_path, f"a,y\n{value},2\n7,2\nx,2\n", target="y").encoding.names()) == [f"a={value}", "a=7", "a=x"]
 
 
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_labels_that_are_no_finite_numbers_are_names_where_others_are_and_refused_otherwise(ranks, tmp_path, monkeypatch):
+    monkeypatch.setattr(line_blocks, "_RECORDS", 8)
+    for others, names in (("yes", ["-inf", "no", "yes"]), ("1", None)):
+        (tmp_path / "a.csv").write_text(f"a,y\n1,{others}\n2,{others}\n3,{'0' if names is None else 'no'}\n4,-inf\n")
+        parts = on_ranks(ranks, lambda comm: load(tmp_path / "a.csv", comm=comm, target="y")[0])
+        if names is None:
+            assert {str(part) for part in parts} == {f"{tmp_path / 'a.csv'}, line 5: the column 'y' is -inf, which is not finite"}
+        else:
+            assert [list(part.names) for part in parts] == [names] * ranks
+
+
 @pytest.mark.parametrize("value, names", [("0x10", ["a=0x10", "a=5.5", "a=7"]), ("16", ["a"])])
 def test_hexadecimal_numbers_are_strings_in_every_block(value, names, tmp_path, monkeypatch):
     for block in (8, 1 << 20):
@@ -303,6 +315,18 @@ def test_plain_text_behind_tabs_stays_text_unless_a_column_is_named(tmp_path):
     (tmp_path / "a.tsv").write_text("y\ttext\nspam\tgood film\n")
     assert load(tmp_path / "a.tsv", comm=sar.SERIAL)[0].names == ("spam", "y")
     assert list(load(tmp_path / "a.tsv", comm=sar.SERIAL, target="y")[0].encoding.names()) == ["text=good film"]
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_damaged_type_of_one_row_group_is_refused_by_any_number_of_ranks(ranks, tmp_path):
+    table = pa.table({"a": pa.array([1, 2, 3, 4], pa.int64()), "y": [0.0, 1.0, 0.0, 1.0]})
+    pa.parquet.write_table(table, tmp_path / "a.parquet", row_group_size=2, use_dictionary=False)
+    content = (tmp_path / "a.parquet").read_bytes()
+    integers, texts = b"\x15\x04\x19", b"\x15\x0c\x19"  # the first field of ColumnMetaData, and the header of the list after it
+    (tmp_path / "a.parquet").write_bytes(content.replace(integers, texts, 1))
+    parts = on_ranks(ranks, lambda comm: load(tmp_path / "a.parquet", comm=comm, target="y")[0])
+    (error,) = {str(part) for part in parts}
+    assert error == f"cannot read {tmp_path / 'a.parquet'}: in row group 0 the column 'a' is BYTE_ARRAY, not INT64: the file is damaged"
 
 
 def test_types_that_are_no_feature_are_refused_with_what_they_are(tmp_path):

@@ -62,8 +62,24 @@ def parquet_batches(source: Source, comm: Any, outlines: list[Outline], chosen: 
             ends = [0, *itertools.accumulate(file.metadata.row_group(group).num_rows for group in range(file.num_row_groups))]
             wanted = [group for group in range(file.num_row_groups) if ends[group] < last and ends[group + 1] > max(first, ends[group])]
             at = ends[wanted[0]] if wanted else first
+            _check_types(path, file, wanted, chosen)
             batches = file.iter_batches(_ROWS, row_groups=wanted, columns=list(chosen.names), use_threads=False)
             yield from _within(path, batches, at, first, last, chosen, progress)
+
+
+def _check_types(path: PathLike, file: Any, groups: list[int], chosen: Chosen) -> None:
+    """Raise an error if a column is stored as another type than the schema's, which pyarrow notices for single row groups only."""
+    types = {
+        place: file.schema.column(place).physical_type
+        for place in range(len(file.schema))
+        if file.schema.column(place).path in chosen.names
+    }
+    for group in groups:
+        stored = file.metadata.row_group(group)
+        for place, kind in types.items():
+            if stored.column(place).physical_type != kind:
+                what = f"the column {file.schema.column(place).path!r} is {stored.column(place).physical_type}, not {kind}"
+                raise DatasetError(f"cannot read {path}: in row group {group} {what}: the file is damaged")
 
 
 def arrow_batches(source: Source, comm: Any, outlines: list[Outline], chosen: Chosen, progress: Progress) -> Generator[Batch]:

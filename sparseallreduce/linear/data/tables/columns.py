@@ -28,6 +28,7 @@ __all__ = ["UNSEEN", "Found", "KnownColumn", "LearnedColumn", "Stored", "TargetC
 Array = NDArray[Any]
 
 UNSEEN = -2  # code of a word that is not a known category
+_INFINITE = "infinite"  # kind of labels all of which are infinite
 
 
 class Stored(NamedTuple):
@@ -210,7 +211,7 @@ class TargetColumn:
         self.name, self._unlabelled = name, unlabelled
         self._kinds: dict[str, str] = {}
         self.places: dict[str, int] = {}
-        self._example = ""
+        self._example = self._fault = ""
         self._where: Callable[[], str] = str  # function that returns the location of the example, for errors
 
     def take(self, cells: Cells, rows: int, where: Callable[[int], str]) -> Array:
@@ -219,12 +220,15 @@ class TargetColumn:
             raise DatasetError(f"{where(first_missing(cells))}: the target {self.name!r} is missing")
         if cells.kind == DATE:
             raise DatasetError(f"{where(0)}: the target {self.name!r} holds dates or times, but must be numbers or names of classes")
+        self._fault = self._fault or cells.fault
+        if cells.numbers is not None:
+            if np.isfinite(cells.numbers).any():
+                self._kinds[NUMBER] = ""
+            elif cells.fault:  # a name, if other labels are names
+                self._kinds[_INFINITE] = ""
+            return cells.numbers
         if cells.kind != NOTHING:
             self._kinds[cells.kind] = ""
-        if cells.fault:
-            raise DatasetError(cells.fault)
-        if cells.numbers is not None:
-            return cells.numbers
         if cells.codes is None:
             return np.full(rows, np.nan)
         places = []
@@ -237,7 +241,7 @@ class TargetColumn:
 
     def found(self) -> Found:
         """Return type and names of all labels."""
-        return Found(self._kinds, False, list(self.places))
+        return Found(self._kinds, False, list(self.places), self._fault)
 
     def names(self, ranks: list[Found], as_text: bool) -> list[str] | None:
         """Return the sorted class names, given what each rank has found; None if labels are numbers.
@@ -245,10 +249,12 @@ class TargetColumn:
         Raises
         ------
         DatasetError
-            If some are numbers and some are names, on a rank that has such a name.
+            If some are numbers and some are names, on a rank that has such a name; if a number is not finite.
         """
         merged = _merged(ranks)
-        if not set(merged.first) - {NUMBER}:
+        if not set(merged.first) - {NUMBER, _INFINITE}:
+            if fault := next((found.fault for found in ranks if found.fault), ""):
+                raise DatasetError(fault)
             return None
         words = set().union(*(found.words or () for found in ranks))
         numbers = NUMBER in merged.first or any(NUMBER_TEXT.fullmatch(word.encode()) for word in words)
