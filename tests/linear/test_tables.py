@@ -322,8 +322,9 @@ def test_a_damaged_type_of_one_row_group_is_refused_by_any_number_of_ranks(ranks
     table = pa.table({"a": pa.array([1, 2, 3, 4], pa.int64()), "y": [0.0, 1.0, 0.0, 1.0]})
     pa.parquet.write_table(table, tmp_path / "a.parquet", row_group_size=2, use_dictionary=False)
     content = (tmp_path / "a.parquet").read_bytes()
-    integers, texts = b"\x15\x04\x19", b"\x15\x0c\x19"  # the first field of ColumnMetaData, and the header of the list after it
-    (tmp_path / "a.parquet").write_bytes(content.replace(integers, texts, 1))
+    # The first field of ColumnMetaData, and the header of the list after it; the version of the format looks the same, and is before it.
+    place = content.index(b"\x15\x04\x19", content.index(b"\x15\x04\x19") + 1)
+    (tmp_path / "a.parquet").write_bytes(content[: place + 1] + b"\x0c" + content[place + 2 :])
     parts = on_ranks(ranks, lambda comm: load(tmp_path / "a.parquet", comm=comm, target="y")[0])
     (error,) = {str(part) for part in parts}
     assert error == f"cannot read {tmp_path / 'a.parquet'}: in row group 0 the column 'a' is BYTE_ARRAY, not INT64: the file is damaged"
