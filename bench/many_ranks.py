@@ -223,6 +223,7 @@ class Point(NamedTuple):
     objective: float
     dual: float
     accuracy: float
+    phases: dict[str, float]  # seconds of the epoch or round by phase
 
 
 def curve(command: list[str], ranks: int, network: sar.Network) -> list[Point]:
@@ -236,10 +237,8 @@ def curve(command: list[str], ranks: int, network: sar.Network) -> list[Point]:
     points, total = [], (found["results"]["picked"] or {"seconds": 0.0})["seconds"]
     for epoch in found["epochs"]:
         total += epoch["seconds"]["total"] - epoch["seconds"]["evaluate"]
-        loss, dual = epoch["loss"], epoch.get("dual")
-        points.append(
-            Point(total, math.inf if loss is None else loss, -math.inf if dual is None else dual, epoch.get("test_accuracy") or 0.0)
-        )
+        loss = math.inf if epoch["loss"] is None else epoch["loss"]
+        points.append(Point(total, loss, epoch.get("dual", -math.inf), epoch.get("test_accuracy") or 0.0, epoch["seconds"]))
     return points
 
 

@@ -293,7 +293,7 @@ def train(data: Data, test: Path | None, initial_model: Path | None, json_path: 
     metrics = _asked_metrics(samples, chosen["metrics"])
     for remark in samples.remarks(chosen):
         say(remark)
-    chosen = _with_solver(asked, chosen, samples, given, test is not None)
+    chosen = _with_solver(asked, chosen, samples, given, test is not None, comm.size)
     if not chosen["solver_given"]:
         say(f"solver {chosen['solver']}, {_penalty(chosen)}")
     start = _initial_weights(initial_model, samples, chosen["intercept"], comm)
@@ -394,7 +394,9 @@ def _measured(model: FittedModel, samples: Samples, names: list[str], comm: Any)
     return {of: evaluate_scores(model, scores, labels, measured.weights, comm, names)}
 
 
-def _with_solver(asked: dict[str, Any], chosen: dict[str, Any], samples: Samples, given: set[str], tested: bool) -> dict[str, Any]:
+def _with_solver(
+    asked: dict[str, Any], chosen: dict[str, Any], samples: Samples, given: set[str], tested: bool, ranks: int
+) -> dict[str, Any]:
     """Return the options with the solver that suits these samples, if none was requested."""
     if asked["solver_given"]:
         return chosen
@@ -404,7 +406,8 @@ def _with_solver(asked: dict[str, Any], chosen: dict[str, Any], samples: Samples
     held = chosen["validation"] is not None or chosen["early_stopping"] is not None
     training = samples.training
     density = samples.nonzeros / (training.total_samples * training.features)
-    solver = chosen_solver(AUTO, samples.model, training.features, density, least, training.pages is not None, held)
+    large = training.pages is not None
+    solver = chosen_solver(AUTO, samples.model, training.features, density, least, large, held, ranks, chosen["gap"])
     if solver != chosen["solver"]:
         chosen = train_options.completed(asked | {"solver": solver}, False, given)
         train_options.check(chosen, tested)

@@ -14,8 +14,8 @@ from sklearn.svm import LinearSVC
 
 import sparseallreduce as sar
 from sparseallreduce.cli import main
-from sparseallreduce.linear import Dataset, Huber, LinearRegression, LinearSVM, Logistic, LogisticRegression, Multinomial
-from sparseallreduce.linear.defaults import Penalty
+from sparseallreduce.linear import Dataset, Hinge, Huber, LinearRegression, LinearSVM, Logistic, LogisticRegression, Multinomial
+from sparseallreduce.linear.defaults import Factors, Penalty, chosen_solver
 from sparseallreduce.linear.solvers import CoCoA
 from sparseallreduce.linear.solvers.newton import Newton
 
@@ -274,3 +274,15 @@ def test_n_jobs_are_threads_and_change_no_bit(monkeypatch):
     assert [model._thread_count for model in others] == [2, 3, 2, 1]
     for model in others:
         np.testing.assert_array_equal(model.coef_, one.coef_)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "tolerance", "chosen"),
+    [(1, 1e-8, "dual"), (64, None, "dual"), (64, 1e-3, "dual"), (16, 1e-6, "newton"), (256, 1e-8, "newton")],
+)
+def test_a_tight_tolerance_on_many_ranks_is_newtons_whose_iterations_do_not_grow_with_the_ranks(ranks, tolerance, chosen):
+    of_many = 10**6, 1e-4, Factors(1e-3, 0.0), False
+    assert chosen_solver("auto", Logistic(), *of_many, False, ranks, tolerance) == chosen
+    assert chosen_solver("auto", Hinge(), *of_many, False, ranks, tolerance) == "dual"  # has no second derivative
+    assert chosen_solver("auto", Multinomial(3), *of_many, False, ranks, tolerance) == "dual"
+    assert chosen_solver("auto", Logistic(), *of_many, True, ranks, tolerance) == "dual"  # held-out samples end it early

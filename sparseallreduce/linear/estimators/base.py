@@ -20,6 +20,7 @@ from sparseallreduce.errors import MismatchError
 from sparseallreduce.linear.defaults import SOLVERS, chosen_solver, in_rounds
 from sparseallreduce.linear.encoding import Encoding
 from sparseallreduce.linear.estimators.frames import columns_encoded, encoded
+from sparseallreduce.linear.estimators.parameters import is_auto
 from sparseallreduce.linear.estimators.progress import Progress
 from sparseallreduce.linear.estimators.remarks import warn
 from sparseallreduce.linear.estimators.rounds import asks_for_steps, check_rounds, train_in_rounds
@@ -232,7 +233,8 @@ class LinearEstimator(StreamingEstimator):
         done: list[Any]
         steps = partial or asks_for_steps(self) is not None
         shape = dataset.features, nonzeros / (dataset.total_samples * max(1, dataset.features))
-        self.solver_ = chosen_solver(self.solver, model, *shape, self._factors, steps, bool(self.early_stopping))
+        asked: Any = None if is_auto(self.tol) else self.tol
+        self.solver_ = chosen_solver(self.solver, model, *shape, self._factors, steps, bool(self.early_stopping), comm.size, asked)
         if self.verbose and comm.rank == 0:
             print(f"solver {self.solver_}, l2 {self._factors.l2:.6g}, l1 {self._factors.l1:.6g}")
         dataset, numbers = self._numbered(model, dataset, comm, onward, partial)

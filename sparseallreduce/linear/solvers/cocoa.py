@@ -118,8 +118,6 @@ class CoCoA:
         Set by :meth:`fit`: float64, bitwise identical on every rank, of shape (features,) or (features + 1,), the intercept last.
     best_state : tuple of ndarray or None
         State from which :meth:`weights_of` computes those weights; None before the first.
-    preparation : float
-        Seconds before the first round: checks, numbering of features, and finding those that several ranks have.
 
     Raises
     ------
@@ -160,7 +158,6 @@ class CoCoA:
         free_intercept: bool = False,
         scale_features: bool | None = False,
     ) -> None:
-        clock = Clock()
         self.comm = resolve(comm)
         self.model, self.l2, self.tolerance, self.enough, self.rounds = model, l2, tolerance, enough, rounds
         self.local_passes, self.seed, self.intercept = local_passes, seed, intercept
@@ -169,8 +166,6 @@ class CoCoA:
         self.weights = np.zeros(0)
         self._sum_dtype = np.float32 if tolerance >= _FLOAT32 else np.float64
         together(self.comm, lambda: self._make(dataset))
-        clock.lap("prepare")
-        self.preparation = clock.seconds["prepare"]
 
     def _make(self, dataset: Dataset) -> None:
         """Check the arguments and number the features. Collective."""

@@ -245,21 +245,13 @@ class LocalProblem:
 
     def _pass(self, rows: Array, count: int, limits: Array) -> tuple[int, float]:
         """Visit the first ``count`` of these rows once; move those that stay active to the front, and return their number and the gap."""
-        kept, gap = kernels.ascend(
-            self.loss,
-            *self._rows,
-            self._bounds,
-            self._curvatures,
-            self.dual,
-            self.weights,
-            self.numbering.intercept,
-            self.scales,
-            rows,
-            count,
-            limits,
-            self._state,
-        )
+        kept, gap = kernels.ascend(self.loss, *self._problem, rows, count, limits, self._state)
         return int(kept), float(gap)
+
+    @property
+    def _problem(self) -> tuple[Any, ...]:
+        """The arguments that all kernels of passes begin with."""
+        return *self._rows, self._bounds, self._curvatures, self.dual, self.weights, self.numbering.intercept, self.scales
 
     def conjugates(self, dual: Array | None = None) -> float:
         """Return the sum of the samples' terms of the dual objective (to be minimised), at the given dual variables or the present ones."""
@@ -318,8 +310,7 @@ class ClassProblem(LocalProblem):
         return Certificate(float(losses), self.conjugates(), self.squares())
 
     def _pass(self, rows: Array, count: int, limits: Array) -> tuple[int, float]:
-        state = self._bounds, self._curvatures, self.dual, self.weights, self.numbering.intercept, self.scales
-        return count, float(class_kernels.ascend_classes(*self._rows, *state, rows, count, self._state))
+        return count, float(class_kernels.ascend_classes(*self._problem, rows, count, self._state))
 
 
 class ErrorProblem(LocalProblem):
@@ -356,6 +347,5 @@ class ErrorProblem(LocalProblem):
         return Certificate(float(sums[0]), float(sums[1]), self.squares())
 
     def _pass(self, rows: Array, count: int, limits: Array) -> tuple[int, float]:
-        state = self._bounds, self._curvatures, self.dual, self.weights, self.numbering.intercept, self.scales
-        kept, gap = error_kernels.ascend_errors(*self._errors, *self._rows, *state, rows, count, limits, self._state)
+        kept, gap = error_kernels.ascend_errors(*self._errors, *self._problem, rows, count, limits, self._state)
         return int(kept), float(gap)

@@ -28,7 +28,7 @@ from sparseallreduce.runtime.stalls import collective
 from sparseallreduce.runtime.trace import trace
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 
-__all__ = ["TruncatedNewton", "newton_loss"]
+__all__ = ["TruncatedNewton", "has_second_derivatives", "newton_loss"]
 
 Array = NDArray[Any]
 
@@ -59,6 +59,11 @@ def newton_loss(model: LinearModel) -> int:
         known = ", ".join(kind.__name__ for kind in _KNOWN)
         raise AlgorithmError(f"Newton's method knows the losses {known}, not that of {type(model).__name__}")
     return loss
+
+
+def has_second_derivatives(model: LinearModel) -> bool:
+    """Return True if :class:`TruncatedNewton` knows the loss of a model with one score."""
+    return type(model) in _KNOWN
 
 
 class _Step(NamedTuple):
@@ -130,8 +135,6 @@ class TruncatedNewton:
         State from which :meth:`weights_of` computes those weights; None before the first.
     products : int
         Number of products with the Hessian so far, each of which takes one sum over the ranks.
-    preparation : float
-        Seconds before the first round.
 
     Raises
     ------
@@ -164,7 +167,6 @@ class TruncatedNewton:
         free_intercept: bool = False,
         scale_features: bool | None = False,
     ) -> None:
-        clock = Clock()
         self.comm = resolve(comm)
         self.model, self.l2, self.tolerance, self.enough, self.rounds = model, l2, tolerance, enough, rounds
         self.intercept, self.free_intercept, self.scale_features = intercept, intercept and free_intercept, scale_features
@@ -173,8 +175,6 @@ class TruncatedNewton:
         self.products = 0
         self.weights = np.zeros(0)
         together(self.comm, lambda: self._make(dataset))
-        clock.lap("prepare")
-        self.preparation = clock.seconds["prepare"]
 
     def _make(self, dataset: Dataset) -> None:
         """Check the arguments and number the features. Collective."""
