@@ -12,6 +12,7 @@ from strategies import cases, deliveries
 from thoroughness import examples
 
 import sparseallreduce as sar
+from sparseallreduce.algorithms import exchange
 from sparseallreduce.algorithms.boundaries import QUANTILES, UNIT, Parts, Spread, quantile_places
 from sparseallreduce.algorithms.overlap import Overlap, estimated, sample_of
 from sparseallreduce.runtime import overlaps
@@ -20,6 +21,7 @@ from sparseallreduce.runtime.simulator import api
 from sparseallreduce.streams.reduction import Reduction
 
 CUTTING = ["ssar_split_allgather", "ssar_ring", "dsar_split_allgather", "dsar_early_switch", "hierarchical"]
+IN_STEP = ["ssar_split_allgather", "dsar_split_allgather", "dsar_early_switch"]
 SIZE = 1 << 18
 
 
@@ -41,13 +43,26 @@ class Cuts:
 
 
 CUTS = st.lists(st.sampled_from([0.0, 0.5, 0.5, 1.0, 0.25, 0.999]), min_size=16, max_size=16)
+BESIDE = st.lists(st.integers(-1, 1), min_size=16, max_size=16)
 
 
 @pytest.mark.parametrize("algorithm", CUTTING)
 @settings(max_examples=examples(25))
-@given(case=cases(), delivery=deliveries(), shares=CUTS, beside=st.lists(st.integers(-1, 1), min_size=16, max_size=16))
-def test_sums_are_right_wherever_the_index_space_is_cut(algorithm, case, delivery, shares, beside):
-    """With empty parts, all in one, and bounds that lie a position apart."""
+@given(case=cases(), delivery=deliveries(), shares=CUTS, beside=BESIDE, few=st.sampled_from([2, 32]))
+def test_sums_are_right_wherever_the_index_space_is_cut(algorithm, case, delivery, shares, beside, few):
+    """With empty parts, all in one, and bounds that lie a position apart; gathered in step and not."""
+    with mock.patch.object(exchange, "_FEW", few):
+        check_cut(algorithm, case, delivery, shares, beside)
+
+
+@pytest.mark.parametrize("algorithm", IN_STEP)
+@settings(max_examples=examples(3))
+@given(case=cases(st.sampled_from([32, 33])), delivery=deliveries(), shares=CUTS, beside=BESIDE)
+def test_sums_of_many_ranks_are_right_wherever_the_index_space_is_cut(algorithm, case, delivery, shares, beside):
+    check_cut(algorithm, case, delivery, shares, beside)
+
+
+def check_cut(algorithm, case, delivery, shares, beside):
     network = sar.Network(hosts=3 if algorithm == "hierarchical" else None)
     options = {"hierarchical": {"outer": "ssar_split_allgather"}, "dsar_early_switch": {"group_size": 2}}.get(algorithm, {})
     even = sar.simulate(case.streams, algorithm, network, op=case.operator)
