@@ -145,7 +145,7 @@ def informed(problem: Problem, overlap: Overlap) -> Problem:
     group, groups = core_of(problem.ranks)
     blocks = spread.parts(0, problem.size, problem.ranks, 8 * problem.value_bytes)
     return problem._replace(
-        lopsided=max(1.0, rounded(spread.most * problem.ranks) / rounded(spread.total)),
+        imbalance=max(1.0, rounded(spread.most * problem.ranks) / rounded(spread.total)),
         occupancy=spread.occupancy,
         parts=spread.parts(0, problem.size, problem.ranks).figures,
         blocks=blocks.figures,

@@ -101,7 +101,7 @@ class Problem(NamedTuple):
     sent_bytes: float | None = None  # encoded size of a value, if a value codec changes it
     index_codec: str = "auto"  # as in allreduce
     union: tuple[tuple[int, float], ...] = ()  # (m, entries of the sum of m ranks' streams per input entry); by default uniform
-    lopsided: float = 1.0  # entries of the rank with most, relative to the mean
+    imbalance: float = 1.0  # entries of the rank with most, relative to the mean
     occupancy: tuple[float, float] = (1.0, 1.0)  # as in Spread: of a rank's entries, and of the sum
     parts: Figures = Figures()  # loads of the cut for all ranks
     blocks: Figures = Figures()  # loads of the cut into dense blocks
@@ -135,9 +135,9 @@ class Problem(NamedTuple):
 
     def fullest(self, ranks: int) -> float:
         """Return the entries of the group of `ranks` that contains the fullest rank, relative to the mean of all groups."""
-        if self.lopsided == 1.0:
+        if self.imbalance == 1.0:
             return 1.0
-        return (self.lopsided + (ranks - 1) * (self.ranks - self.lopsided) / (self.ranks - 1)) / ranks
+        return (self.imbalance + (ranks - 1) * (self.ranks - self.imbalance) / (self.ranks - 1)) / ranks
 
     def held(self, ranks: int) -> float:
         """Return the expected number of entries of the sum of ``ranks`` ranks' streams."""
@@ -423,7 +423,7 @@ def split_time(problem: Problem, machine: Machine, work: float, fullest: float =
 def _ssar_split_allgather(problem: Problem, machine: Machine) -> float:
     parts, extent = problem.parts, problem.size / problem.ranks
     work = parts.entries * tree_time(problem, machine, problem.ranks)
-    time = split_time(problem, machine, work, max(parts.entries, problem.lopsided))
+    time = split_time(problem, machine, work, max(parts.entries, problem.imbalance))
     total = problem.held(problem.ranks) / problem.ranks
     time += gather_time(problem, machine, parts.gathered * total, parts.gathered * extent, in_step=parts.in_step)
     return time + concatenation_time(problem, machine, total, extent)
@@ -468,7 +468,7 @@ def _block_time(problem: Problem, machine: Machine, parts: int) -> float:
 def _dsar_split_allgather(problem: Problem, machine: Machine) -> float:
     parts = problem.blocks
     work = parts.entries * _block_time(problem, machine, problem.ranks)
-    return split_time(problem, machine, work, max(parts.entries, problem.lopsided)) + _dense_gather(problem, machine, parts)
+    return split_time(problem, machine, work, max(parts.entries, problem.imbalance)) + _dense_gather(problem, machine, parts)
 
 
 def _dsar_early_switch(problem: Problem, machine: Machine) -> float:
@@ -479,7 +479,7 @@ def _dsar_early_switch(problem: Problem, machine: Machine) -> float:
         time += step_time(problem, machine, problem.ranks, k, size, pair_time(problem, machine, k, size))
     parts = problem.early_blocks
     work = parts.entries * _block_time(problem, machine, group)
-    fullest = max(parts.entries, parts.grouped, problem.lopsided)
+    fullest = max(parts.entries, parts.grouped, problem.imbalance)
     time += split_time(problem._replace(ranks=group, local=min(problem.local, group)), machine, work, fullest)
     share, added = parts.gathered / group, group
     for distance in halvings(groups):

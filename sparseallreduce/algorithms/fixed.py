@@ -291,14 +291,14 @@ class FixedSum:
 
     def __init__(self, algorithm: str, kind: Kind, rank: int, ranks: int, hosts: Hosts, cut: Cutter | None = None) -> None:
         self.algorithm, self._reduction = algorithm, Reduction(kind.op)
-        everyone = tuple(range(ranks))
+        all_ranks = tuple(range(ranks))
         # Each stage, its ranks, this rank's index among them, and whether a lossy value codec applies, which it does not inside a host.
         self._stages: list[tuple[Any, tuple[int, ...], int, bool]] = []
         if ranks > 1 and algorithm == "ssar_recursive_doubling":
-            self._stages = [(Doubling(rank, ranks, kind), everyone, rank, True)]
+            self._stages = [(Doubling(rank, ranks, kind), all_ranks, rank, True)]
         elif ranks > 1 and algorithm == "ssar_split_allgather":
             stages = Split(rank, ranks, ranks, kind, cut), Gather(rank, ranks, ranks, kind)
-            self._stages = [(stage, everyone, rank, True) for stage in stages]
+            self._stages = [(stage, all_ranks, rank, True) for stage in stages]
         elif ranks > 1:
             host, place = hosts.place_of(rank)
             members, lanes = hosts.members[host], hosts.lanes

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from sparseallreduce.errors import StreamError
 
-__all__ = ["VARIABLE", "Support", "cuda_support", "found_out"]
+__all__ = ["VARIABLE", "Support", "cuda_support", "support_of"]
 
 VARIABLE = "SPARSEALLREDUCE_CUDA_MPI"
 _CUDA = 0  # MPICH's MPIX_GPU_SUPPORT_CUDA
@@ -30,10 +30,10 @@ def cuda_support() -> Support:
     """Return whether the MPI library that mpi4py has loaded accepts GPU memory."""
     from mpi4py import MPI
 
-    return found_out(ctypes.CDLL(MPI.__file__), os.environ)
+    return support_of(ctypes.CDLL(MPI.__file__), os.environ)
 
 
-def found_out(library: Any, environment: Mapping[str, str]) -> Support:
+def support_of(library: Any, environment: Mapping[str, str]) -> Support:
     """Return whether an MPI library accepts GPU memory, from the environment and the library's own query functions.
 
     Parameters

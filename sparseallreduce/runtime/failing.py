@@ -42,14 +42,14 @@ if TYPE_CHECKING:
     from sparseallreduce.streams.kernels.devices import Queue
     from sparseallreduce.streams.stream import SparseStream
 
-__all__ = ["SETTLING_RANKS", "SETTLING_SECONDS", "CommonError", "Failing", "GivenUp", "by_culprit"]
+__all__ = ["SETTLING_RANKS", "SETTLING_SECONDS", "CommonError", "Failing", "RemoteFailure", "by_culprit"]
 
 SETTLING_SECONDS = 0.25  # to wait for lower ranks, whose errors take precedence; a rank that has returned does not answer
 SETTLING_RANKS = 64  # larger communicators do not wait for them
 _RETRIES = 3  # attempts to fail, since failing may be interrupted, too
 
 
-class GivenUp(Exception):
+class RemoteFailure(Exception):
     """Raised when another rank has announced its failure."""
 
     def __init__(self, failure: Failure) -> None:
@@ -156,7 +156,7 @@ class Failing:
         channel = self.channel
         if channel.state == SETTLING and not self.own:
             return  # it ends with the preparation
-        if isinstance(error, GivenUp):
+        if isinstance(error, RemoteFailure):
             failure = error.failure
             self._begin_to_fail()
         elif self.own or getattr(error, "on_all_ranks", False):

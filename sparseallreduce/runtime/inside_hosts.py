@@ -22,7 +22,7 @@ from sparseallreduce.algorithms.hierarchical import gather_in_host, reduce_scatt
 from sparseallreduce.algorithms.steps import HostGather, HostReduceScatter, Recv, Send, Step
 from sparseallreduce.runtime.collectives import Until
 from sparseallreduce.runtime.memory.host import GATHERING, LEFT, PUBLISHED, REDUCING, SETTLING, SLOTS, HostMemory
-from sparseallreduce.runtime.memory.parts import Laid, form_of, read_part, row_bytes, write_parts
+from sparseallreduce.runtime.memory.parts import PartsLayout, form_of, read_part, row_bytes, write_parts
 from sparseallreduce.streams.partition import split
 from sparseallreduce.streams.reduction import Tree
 from sparseallreduce.streams.stream import SparseStream
@@ -115,12 +115,12 @@ def _gather(step: HostGather, operation: AnyOperation, host: HostMemory, number:
         words = [host.word(0, settling, _FIRST + word) for word in range(_LAID)]
         if not any(words):
             return (yield from gather_in_host(step, operation.channel.rank))
-        laid = Laid.found(host, words, [host.word(owner, line, _SECOND) for owner in owners], step.bounds)
+        layout = PartsLayout.found(host, words, [host.word(owner, line, _SECOND) for owner in owners], step.bounds)
         if part is not None:
-            laid.write(part, place, step.reduction)
+            layout.write(part, place, step.reduction)
             host.store(line, _WRITTEN, number)
         yield from _until_at(host, owners, line, _WRITTEN, number)
-        result = laid.stream(step.reduction.switch_density)
+        result = layout.stream(step.reduction.switch_density)
         others, ours = host.ranks - 1, 0 if part is None else part.nbytes
         _count(operation, others * ours, result.nbytes - ours, others if part is not None else 0)
         return result
@@ -132,11 +132,11 @@ def _settled(step: HostGather, host: HostMemory, line: int, number: int, part: S
     """Return where the first rank places the result in memory, or zeros for messages."""
     owners = range(len(step.bounds) - 1)
     forms, counts = ([host.word(owner, line, word) for owner in owners] for word in (_FIRST, _SECOND))
-    laid = Laid.planned(host, forms, counts, step.bounds, part, step.reduction)
-    if laid is None or laid.nbytes < _LEAST:
+    layout = PartsLayout.planned(host, forms, counts, step.bounds, part, step.reduction)
+    if layout is None or layout.nbytes < _LEAST:
         return [0] * _LAID
-    block = host.take_block(laid.nbytes, line, number)
-    return [0] * _LAID if block is None else laid._replace(block=block).words()
+    block = host.take_block(layout.nbytes, line, number)
+    return [0] * _LAID if block is None else layout._replace(block=block).words()
 
 
 def _is_next(operation: AnyOperation) -> bool:

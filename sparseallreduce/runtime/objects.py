@@ -186,7 +186,7 @@ def gather(comm: Any, value: T, long_wait: bool = False) -> list[T]:
         content = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     except Exception as error:
         intent = Intent((), 0, error)
-    return [pickle.loads(part) for part in _everyones(comm, intent, content, long_wait)]
+    return [pickle.loads(part) for part in _gather_bytes(comm, intent, content, long_wait)]
 
 
 def gather_results(comm: Any, action: Callable[[], T], long_wait: bool = False) -> list[T]:
@@ -314,7 +314,7 @@ def _carried_out(comm: Any, intent: Intent, schedule: Schedule, long_wait: bool 
     return request.wait()
 
 
-def _everyones(comm: Any, intent: Intent, content: bytes, long_wait: bool) -> list[Any]:
+def _gather_bytes(comm: Any, intent: Intent, content: bytes, long_wait: bool) -> list[Any]:
     """Return the bytes of every rank; short ones are sent in the same message as their length."""
     step = Share((len(content).to_bytes(_HEAD, "little") + content[:_SHORT]).ljust(_HEAD + _SHORT, b"\0"))
     records: list[bytes] = _carried_out(comm, intent, lambda _rank, _ranks: _one(step), long_wait)

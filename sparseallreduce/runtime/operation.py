@@ -59,7 +59,7 @@ from sparseallreduce.runtime.collectives import (
     typed,
     unify_nans,
 )
-from sparseallreduce.runtime.failing import SETTLING_SECONDS, CommonError, Failing, GivenUp, by_culprit
+from sparseallreduce.runtime.failing import SETTLING_SECONDS, CommonError, Failing, RemoteFailure, by_culprit
 from sparseallreduce.runtime.handshake.base import DISAGREED, PENDING, RECORD, UNUSABLE, WITHDRAWN, Handshake
 from sparseallreduce.runtime.inside_hosts import inside_host
 from sparseallreduce.runtime.late_errors import LateError
@@ -378,7 +378,7 @@ class Operation(Failing):
                 raise LateError(Failure.of(box.error, self.sequence, channel.rank))
             raise box.error
         if box.failures and not explaining:
-            raise GivenUp(min(box.failures.values(), key=by_culprit))
+            raise RemoteFailure(min(box.failures.values(), key=by_culprit))
 
     def _send(self, dest: int, payload: SparseStream | tuple[SparseStream, ...]) -> None:
         streams = payload if isinstance(payload, tuple) else (payload,)

@@ -202,8 +202,8 @@ def made_host_memory(channel: Ranks) -> Generator[Step, Any, HostMemory | None]:
             memory: HostMemory | None = stop.value
             return memory if ranks > 1 else None
         assert isinstance(step, Share)
-        everyone: list[bytes] = yield step
-        records = [everyone[rank] for rank in members]
+        all_records: list[bytes] = yield step
+        records = [all_records[rank] for rank in members]
 
 
 def settled(failed_through: int, has_memory: bool) -> Generator[Step, Any, tuple[int, bool]]:

@@ -186,8 +186,8 @@ def load(optimizer: DistributedOptimizer, state_dict: Any, missing: str) -> None
         held |= {rank: (own, sums["reducers"].get(rank, []), velocities.get(rank, {})) for rank, own in sums.get("residuals", {}).items()}
     first = states[0].get("sums")
     saved = None if first is None else (first["ranks"], first["steps"])
-    everyone = gather(comm, (saved, sorted(held)))
-    mine = agreed(comm, lambda: _shared_out(everyone, comm, missing))
+    gathered = gather(comm, (saved, sorted(held)))
+    mine = agreed(comm, lambda: _shared_out(gathered, comm, missing))
     agreed(comm, lambda: _load_base(optimizer, states[0]))
     ranks = comm.size if saved is None else saved[0]
     optimizer._buckets, optimizer._flight = [], None
@@ -246,17 +246,17 @@ def _checked(optimizer: DistributedOptimizer, state_dict: Any, missing: str) -> 
     return states
 
 
-def _shared_out(everyone: Sequence[tuple[Any, list[int]]], comm: Any, missing: str) -> list[int]:
+def _shared_out(gathered: Sequence[tuple[Any, list[int]]], comm: Any, missing: str) -> list[int]:
     """Return the saved ranks whose residuals this rank takes over."""
-    of_run = {saved for saved, _ in everyone}
+    of_run = {saved for saved, _ in gathered}
     if len(of_run) > 1:
         raise CheckpointError("the ranks load states of different runs or steps: load those of one step")
-    saved = everyone[0][0]
+    saved = gathered[0][0]
     if saved is None:
         return []
     mine, lost = [], []
     for rank in range(saved[0]):
-        holders = [holder for holder, (_, held) in enumerate(everyone) if rank in held]
+        holders = [holder for holder, (_, held) in enumerate(gathered) if rank in held]
         if not holders:
             lost.append(rank)
         elif comm.rank == (rank % comm.size if rank % comm.size in holders else holders[0]):

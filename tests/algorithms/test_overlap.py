@@ -71,7 +71,7 @@ def test_a_dense_stream_among_others_makes_the_sum_dense():
     streams = [stream_of(drawn("uniform", rank, size, 1000, 0), size) for rank in range(3)]
     streams.append(SparseStream.from_dense(np.ones(size, np.float32)))
     problem = problem_of(streams[0], size / 4, 4, Reduction(), overlap=estimate(streams))
-    assert problem.held(4) == pytest.approx(size, rel=0.05) and problem.lopsided > 3
+    assert problem.held(4) == pytest.approx(size, rel=0.05) and problem.imbalance > 3
 
 
 @given(

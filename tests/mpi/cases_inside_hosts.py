@@ -19,7 +19,7 @@ from sparseallreduce.runtime.hosts import this_place
 from sparseallreduce.runtime.memory import host
 from sparseallreduce.runtime.memory.host import HostMemory
 from sparseallreduce.runtime.memory.mapping import Mapping, SharedFile
-from sparseallreduce.runtime.memory.parts import Laid
+from sparseallreduce.runtime.memory.parts import PartsLayout
 
 RANKS = (2, 3, 4, 5, 8)
 LAYOUTS = {  # the host of a rank
@@ -67,7 +67,7 @@ def case_result_is_that_of_messages_to_the_bit(comm, layout, blocking):
     kinds = [Inputs(comm.size, 500, dtype) for dtype in DTYPES[blocking :: 2 if comm.size < 4 else 4]]
     kinds += [Inputs(comm.size, 0), Inputs(comm.size, 3), Inputs(comm.size, 400, "float32", width=3, seed=1)]
     kinds += [Inputs(comm.size, 9000, "float32", seed=2, entries=300), Inputs(comm.size, 2000, seed=3)]
-    spies = counted(inside_hosts, "write_parts"), counted(Laid, "stream")
+    spies = counted(inside_hosts, "write_parts"), counted(PartsLayout, "stream")
     with on_hosts(comm, layout) as shared, on_hosts(comm, layout, shared=False) as messages, spies[0] as written, spies[1] as laid:
         assert not has_neighbours(messages)
         for inputs in kinds:
@@ -241,7 +241,7 @@ def case_failure_inside_a_host_is_everyones(comm, where, error, culprit, blockin
         skip("needs two ranks")
     kinds = [Inputs(comm.size, 4000, "float32", seed=n, entries=900) for n in range(3)]
     with on_hosts(comm, "round-robin" if comm.size > 3 else "one") as own:
-        owner = Laid if where in ("write", "stream") else inside_hosts
+        owner = PartsLayout if where in ("write", "stream") else inside_hosts
         original, calls = getattr(owner, where), []
 
         def struck(*args, **options):

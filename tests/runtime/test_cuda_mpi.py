@@ -3,7 +3,7 @@
 import pytest
 
 from sparseallreduce import StreamError
-from sparseallreduce.runtime.cuda_mpi import Support, cuda_support, found_out
+from sparseallreduce.runtime.cuda_mpi import Support, cuda_support, support_of
 
 
 class OpenMPI:
@@ -41,12 +41,12 @@ class MPICH:
     ],
 )
 def test_what_the_library_and_the_environment_say(library, environment, used, why):
-    assert found_out(library, environment) == Support(used, why)
+    assert support_of(library, environment) == Support(used, why)
 
 
 def test_a_word_that_means_nothing_is_an_error():
     with pytest.raises(StreamError, match="SPARSEALLREDUCE_CUDA_MPI is 1 if MPI can use GPU memory"):
-        found_out(OpenMPI(1), {"SPARSEALLREDUCE_CUDA_MPI": "yes"})
+        support_of(OpenMPI(1), {"SPARSEALLREDUCE_CUDA_MPI": "yes"})
 
 
 def test_the_library_that_is_here_answers():

@@ -24,7 +24,7 @@ from sparseallreduce.runtime.inside_hosts import inside_host
 from sparseallreduce.runtime.memory import host
 from sparseallreduce.runtime.memory.host import GATHERING, KEPT, LEFT, PUBLISHED, REDUCING, SLOTS, HostMemory
 from sparseallreduce.runtime.memory.mapping import Mapping, SharedFile
-from sparseallreduce.runtime.memory.parts import Laid, read_part, write_parts
+from sparseallreduce.runtime.memory.parts import PartsLayout, read_part, write_parts
 from sparseallreduce.runtime.trace import Trace
 from sparseallreduce.streams import wire
 from sparseallreduce.streams.operator import as_operator
@@ -391,10 +391,10 @@ def test_a_result_is_laid_out_as_parts_are_joined():
         ([2, 0], [50, 3], "max", 2),
         ([0, 0], [30, 30], "max", 2),
     ]:
-        laid = Laid.planned(own.memories[0], forms, counts, (0, 50, 100), sparse, Reduction(as_operator(op)))
+        laid = PartsLayout.planned(own.memories[0], forms, counts, (0, 50, 100), sparse, Reduction(as_operator(op)))
         assert laid is not None and laid.form == form
     for forms, counts, op in [([2, 1], [50, 50], "sum"), ([1, 2], [50, 50], "max"), ([1, 0], [10, 0], "sum")]:
-        assert Laid.planned(own.memories[0], forms, counts, (0, 50, 100), sparse, Reduction(as_operator(op))) is None
+        assert PartsLayout.planned(own.memories[0], forms, counts, (0, 50, 100), sparse, Reduction(as_operator(op))) is None
 
 
 def test_lines_of_slots_do_not_meet():

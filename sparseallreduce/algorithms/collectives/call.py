@@ -218,7 +218,7 @@ def collective_problem(made: CollectiveCall, entries: Sequence[int], hosts: Host
     if name == "bcast":
         return Problem(rounded(sum(entries)), _ANY_SIZE, ranks, index_codec=call.encoding.index_codec, local=local)
     problem = problem_of(call.stream, mean, ranks, Reduction(call.op, call.switch_density), call.encoding, hosts=hosts)
-    problem = problem._replace(lopsided=max(1.0, rounded(max(entries)) / rounded(mean)) if mean else 1.0)
+    problem = problem._replace(imbalance=max(1.0, rounded(max(entries)) / rounded(mean)) if mean else 1.0)
     if name == "reduce_scatter" and call.stream.size:
         widest = max(high - low for low, high in pairwise(bounds))
         problem = problem._replace(parts=Figures(entries=max(1.0, rounded(widest * ranks) / call.stream.size)))

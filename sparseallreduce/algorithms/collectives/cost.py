@@ -68,14 +68,14 @@ def _reduce_tree(problem: Problem, machine: Machine) -> float:
 
 def _reduce_split(problem: Problem, machine: Machine) -> float:
     extent, total = problem.size / problem.ranks, problem.held(problem.ranks) / problem.ranks
-    time = split_time(problem, machine, tree_time(problem, machine, problem.ranks), problem.lopsided)
+    time = split_time(problem, machine, tree_time(problem, machine, problem.ranks), problem.imbalance)
     together = (problem.ranks - 2) * machine.alpha  # the parts are on their way to the root together
     return time + _messages(problem, machine, total, extent) - together + concatenation_time(problem, machine, total, extent)
 
 
 def _reduce_scatter_split(problem: Problem, machine: Machine) -> float:
     fullest = problem.parts.entries
-    return split_time(problem, machine, fullest * tree_time(problem, machine, problem.ranks), max(fullest, problem.lopsided))
+    return split_time(problem, machine, fullest * tree_time(problem, machine, problem.ranks), max(fullest, problem.imbalance))
 
 
 def _reduce_scatter_halving(problem: Problem, machine: Machine) -> float:
@@ -102,7 +102,7 @@ def _allgather_doubling(problem: Problem, machine: Machine) -> float:
 
 
 def _allgather_ring(problem: Problem, machine: Machine) -> float:
-    entries = problem.lopsided * problem.entries  # at each hop some rank waits for the stream with most entries
+    entries = problem.imbalance * problem.entries  # at each hop some rank waits for the stream with most entries
     time = (problem.ranks - 1) * step_time(problem, machine, problem.ranks, entries, problem.size)
     return time + _joining(problem, machine)
 

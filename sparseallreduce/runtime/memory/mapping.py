@@ -210,8 +210,8 @@ def shared_file(
                 made = make(file)  # checked by the secret: in another PID namespace the path may name another file
     except (OSError, ValueError, MemoryError):
         made = None
-    everyone: list[bytes] = yield Share(bytes([made is not None]))
-    return made if all(map(any, everyone)) else None
+    flags: list[bytes] = yield Share(bytes([made is not None]))
+    return made if all(map(any, flags)) else None
 
 
 def shared_memory(rank: int, nbytes: int) -> Generator[Step, Any, NDArray[np.uint8] | None]:

@@ -17,7 +17,7 @@ from sparseallreduce.streams.packed import aligned
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream, index_dtype, switch_point
 
-__all__ = ["DENSE", "MASKED", "SPARSE", "Laid", "form_of", "read_part", "row_bytes", "write_parts"]
+__all__ = ["DENSE", "MASKED", "SPARSE", "PartsLayout", "form_of", "read_part", "row_bytes", "write_parts"]
 
 SPARSE, DENSE, MASKED = range(3)  # how a part is stored: entries; all values; all values and a mask of the entries
 _TABLE = 4  # fields of a part in the table of a row: form, entries, offset and size in bytes
@@ -30,13 +30,13 @@ def form_of(stream: SparseStream) -> int:
 
 def row_bytes(parts: Mapping[int, SparseStream], lanes: int) -> int:
     """Return the size in bytes of a row that holds parts for ``lanes`` ranks."""
-    return _lined(8 * _TABLE * lanes) + sum(_lined(_part_bytes(part)) for part in parts.values())
+    return _line_multiple(8 * _TABLE * lanes) + sum(_line_multiple(_part_bytes(part)) for part in parts.values())
 
 
 def write_parts(host: HostMemory, row: int, parts: Mapping[int, SparseStream], lanes: int) -> None:
     """Write parts, keyed by the index of the rank that adds them, to a row of this rank."""
     begin, table = host.row_at(host.place, row), np.zeros((lanes, _TABLE), np.uint64)
-    start = _lined(table.nbytes)
+    start = _line_multiple(table.nbytes)
     for lane, part in parts.items():
         at, arrays = start, _arrays_of(part)
         for array in arrays:
@@ -44,7 +44,7 @@ def write_parts(host: HostMemory, row: int, parts: Mapping[int, SparseStream], l
             host.put(begin, at, array)
             at += array.nbytes
         table[lane] = form_of(part), part.stored, start, at - start
-        start = _lined(at)
+        start = _line_multiple(at)
     host.put(begin, 0, table)
 
 
@@ -73,7 +73,7 @@ def read_part(host: HostMemory, place: int, row: int, lane: int, lanes: int, own
     return SparseStream._dense_form(values, own.size, own.lo, own.hi, present, density)
 
 
-class Laid(NamedTuple):
+class PartsLayout(NamedTuple):
     """The layout of a result in a block: its form, and the entries of each part."""
 
     host: HostMemory
@@ -88,7 +88,7 @@ class Laid(NamedTuple):
     @classmethod
     def planned(
         cls, host: HostMemory, forms: Sequence[int], counts: Sequence[int], bounds: Sequence[int], own: SparseStream, reduction: Reduction
-    ) -> Laid | None:
+    ) -> PartsLayout | None:
         """Return the layout of the concatenation of parts in these forms, without a block yet.
 
         The result equals that of :func:`~sparseallreduce.streams.partition.concatenate`. Return None if the form depends on the values: for
@@ -107,14 +107,14 @@ class Laid(NamedTuple):
         """The size of the result in bytes."""
         count = sum(self.counts) if self.form == SPARSE else self._extent
         behind = count * self._index if self.form == SPARSE else self._extent if self.form == MASKED else 0
-        return (_lined(count * self._row) if behind else count * self._row) + behind
+        return (_line_multiple(count * self._row) if behind else count * self._row) + behind
 
     def words(self) -> list[int]:
         """Return the words that describe this layout to the other ranks of the host; see :meth:`found`."""
         return [self.form, self.block, DTYPES.index(self.dtype), 0 if self.width is None else self.width + 1, self.size]
 
     @classmethod
-    def found(cls, host: HostMemory, words: Sequence[int], counts: Sequence[int], bounds: Sequence[int]) -> Laid:
+    def found(cls, host: HostMemory, words: Sequence[int], counts: Sequence[int], bounds: Sequence[int]) -> PartsLayout:
         """Return the layout that another rank has described."""
         form, block, dtype, width, size = words
         return cls(host, block, form, tuple(counts), tuple(bounds), DTYPES[dtype], width - 1 if width else None, size)
@@ -126,13 +126,13 @@ class Laid(NamedTuple):
             before, total = sum(self.counts[:lane]), sum(self.counts)
             indices, values = part._entries()
             self.host.put(begin, before * self._row, values)
-            self.host.put(begin, _lined(total * self._row) + before * self._index, indices)
+            self.host.put(begin, _line_multiple(total * self._row) + before * self._index, indices)
             return
         dense, before = part if part.is_dense else reduction.densify(part), part.lo - self.bounds[0]
         self.host.put(begin, before * self._row, dense._stored)
         if self.form == MASKED:
             assert dense._present is not None
-            self.host.put(begin, _lined(self._extent * self._row) + before, dense._present)
+            self.host.put(begin, _line_multiple(self._extent * self._row) + before, dense._present)
 
     def stream(self, density: float | None) -> SparseStream:
         """Return the result once all ranks have written their parts; the block is kept while it is in use."""
@@ -140,9 +140,9 @@ class Laid(NamedTuple):
         content, count = self.host.kept(self.block, self.nbytes), sum(self.counts) if self.form == SPARSE else self._extent
         values = _cut(content, 0, (count, *tail), self.dtype)
         if self.form == SPARSE:
-            indices = _cut(content, _lined(values.nbytes), (count,), index_dtype(self.size))
+            indices = _cut(content, _line_multiple(values.nbytes), (count,), index_dtype(self.size))
             return SparseStream._sparse_form(indices, values, self.size, lo, hi, density)
-        present = _cut(content, _lined(values.nbytes), (count,), np.dtype(np.bool_)) if self.form == MASKED else None
+        present = _cut(content, _line_multiple(values.nbytes), (count,), np.dtype(np.bool_)) if self.form == MASKED else None
         return SparseStream._dense_form(values, self.size, lo, hi, present, density)
 
     @property
@@ -187,6 +187,6 @@ def _cut(content: Bytes, start: int, shape: tuple[int, ...], dtype: np.dtype[Any
     return content[start : start + nbytes].view(dtype).reshape(shape)
 
 
-def _lined(nbytes: int) -> int:
+def _line_multiple(nbytes: int) -> int:
     """Round ``nbytes`` up to whole cache lines."""
     return aligned(nbytes, LINE)
