@@ -20,7 +20,7 @@ __all__ = ["Taken", "capacity_of", "known_time", "machine_of", "taken_by_auto"]
 
 
 class Taken(NamedTuple):
-    """The algorithm that "auto" chooses."""
+    """The algorithm that "auto" chooses, with or without shared memory."""
 
     algorithm: str
     shared: bool = False  # whether it uses shared memory

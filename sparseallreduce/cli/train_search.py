@@ -49,7 +49,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Search:
-    """The results of all penalties.
+    """The results of a search: the metrics of all penalties.
 
     Of two equally good penalties, the stronger one is the best.
     """

@@ -50,7 +50,7 @@ class Counts(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A requested sample.
+    """A sample to take from the cache, or else from the store.
 
     ``fetch()`` gets it from the store; ``decode`` converts that to the sample that is kept in memory and returned. ``key`` identifies it in
     all caches of a folder. A sample cached under another ``version`` is fetched again.

@@ -80,7 +80,7 @@ DAMAGED = _Damaged()
 
 
 class Level:
-    """A folder of entries.
+    """A folder of cached entries with a limited total size.
 
     Parameters
     ----------

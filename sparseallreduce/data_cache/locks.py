@@ -27,7 +27,7 @@ _open: set[int] = set()  # descriptors of locks that threads of this process hol
 
 
 class Locks:
-    """The locks of one file.
+    """Numbered locks between processes, each on one byte of the same file.
 
     Parameters
     ----------

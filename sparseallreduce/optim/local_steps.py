@@ -365,7 +365,7 @@ class LocalSteps(ABC):
 
 @dataclass(eq=False)
 class Flight:
-    """A sum that has started."""
+    """A sum of the changes of one fragment that has started and is not applied yet."""
 
     fragment: int
     due: int  # the step after which it is applied

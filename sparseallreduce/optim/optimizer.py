@@ -540,7 +540,7 @@ class Prepared(NamedTuple):
 
 @dataclass(eq=False)
 class _Pending:
-    """A sum in flight."""
+    """A sum of a step, from its start until its update is applied."""
 
     descent: PackDescent | None = None  # None if the operation only reports an error
     rate: float = 0.0

@@ -25,7 +25,7 @@ _BLOCK = 2**15  # elements of a block; several blocks of this size fit into the 
 
 
 class Pack:
-    """Some of the parameters, concatenated.
+    """Parameters that are summed as one vector, in which they are concatenated.
 
     Parameters
     ----------

@@ -37,7 +37,7 @@ Array = NDArray[Any]
 
 
 class Reduced(NamedTuple):
-    """The result of an operation."""
+    """The result of a reducer's operation: the update, and the values of this rank that are in it."""
 
     update: SparseStream  # a sum over the ranks, bitwise identical on each
     # Increasing indices of this rank's accumulator whose values are in that sum; slice(None) for all.

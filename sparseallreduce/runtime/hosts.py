@@ -53,7 +53,7 @@ class Limit(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a process runs."""
+    """The host and the cores on which a process runs, and the processes with which it can share memory."""
 
     host: bytes  # the same for processes that share cores
     memory: bytes  # the same for processes that may share memory, all of which are on one host

@@ -83,7 +83,7 @@ _PREPARATION = {"error": "SparseAllreduceError", "text": "another rank gave up w
 
 
 class Operation(Failing):
-    """One operation of this rank.
+    """A collective operation on a channel, as this rank takes part in it.
 
     Parameters
     ----------

@@ -1,7 +1,4 @@
-"""The parallel tensor operator (CommLib section 4.2).
-
-Each rank computes a part of what every rank would otherwise compute in full.
-"""
+"""The parallel tensor operator: each rank computes a part of what all ranks need, and they gather the parts (CommLib section 4.2)."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ KINDS = {
 
 
 class _Chunk(NamedTuple):
-    """Consecutive samples."""
+    """Consecutive generated samples, as compressed sparse rows."""
 
     positive: Array  # bool, one per sample
     indptr: Array  # int64, samples + 1

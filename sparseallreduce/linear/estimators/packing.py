@@ -17,7 +17,7 @@ _FEW = 1 << 12  # bytes below which arrays are not packed
 
 
 class Packed(NamedTuple):
-    """A one-dimensional array in compact form."""
+    """A one-dimensional array of which most values are equal, as this value and the others with their positions."""
 
     size: int
     fill: float  # value of all other entries

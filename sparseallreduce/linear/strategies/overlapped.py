@@ -27,7 +27,7 @@ _INTERVALS = (1e-4, 1e-3)
 
 @dataclass(frozen=True)
 class _InFlight:
-    """A pending sum."""
+    """A sum in flight, with this rank's gradient and the learning rate of its step."""
 
     request: Request
     given: SparseStream

@@ -47,7 +47,7 @@ _LINES = 1 + 3 * SLOTS
 
 
 class HostMemory:
-    """One rank's view of the memory.
+    """Memory that the ranks of one of several hosts share, as one of these ranks sees it.
 
     Parameters
     ----------

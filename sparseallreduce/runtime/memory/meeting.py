@@ -29,7 +29,7 @@ _REACHED, _SUCCEEDED = 0, 1  # words of a rank: the last barrier that it has rea
 
 
 class Meeting:
-    """One rank's part in the barrier.
+    """A barrier in shared memory, as one of its ranks sees it.
 
     Parameters
     ----------

@@ -67,7 +67,7 @@ class Secure(requests.Session):
 
 
 class Downloader:
-    """A ``downloader`` for ``pooch``.
+    """A ``downloader`` for ``pooch`` that resumes interrupted transfers.
 
     Parameters
     ----------

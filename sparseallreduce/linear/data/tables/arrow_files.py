@@ -21,7 +21,7 @@ _OLD = b"FEA1"
 
 
 class Outline(NamedTuple):
-    """The metadata of a file."""
+    """The number of rows and the columns of a Parquet or Arrow file."""
 
     rows: int
     names: tuple[str, ...]

@@ -29,7 +29,7 @@ class Chosen(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Consecutive rows."""
+    """Consecutive rows of a table, column by column."""
 
     columns: list[Any]  # Arrow arrays of the chosen columns, in order
     rows: int

@@ -36,7 +36,7 @@ BOOLEANS = ("false", "true")
 
 
 class Cells(NamedTuple):
-    """Values of a column."""
+    """The values of a column in some rows, as numbers or as words."""
 
     kind: str
     numbers: Array | None = None  # float64, NaN if missing

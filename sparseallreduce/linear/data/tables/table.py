@@ -31,7 +31,7 @@ _DELIMITERS = {"csv": None, "tsv": "\t"}
 
 
 class _Opened(NamedTuple):
-    """A table whose columns are known."""
+    """A table whose columns have been chosen, and the function that reads its rows."""
 
     chosen: Chosen
     read: Reader

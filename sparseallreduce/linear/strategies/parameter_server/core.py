@@ -29,7 +29,7 @@ Answers = list[tuple[int, Array]]
 
 
 class Server(ABC):
-    """One part of the model.
+    """A parameter server: it holds one part of the model, and applies the gradients of the workers to it.
 
     Parameters
     ----------
