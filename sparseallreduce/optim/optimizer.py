@@ -138,7 +138,7 @@ class Optimizer(ABC):
             raise
 
     def step(self, gradients: Any, rate: float | None = None) -> list[SparseStream]:
-        """Take a step.
+        """Sum the gradients of all ranks, and update the parameters. Collective.
 
         Parameters
         ----------

@@ -204,7 +204,7 @@ def _leave(operation: Operation | None, error: BaseException) -> None:
 
 
 def checked_timeout(timeout: Any) -> float:
-    """Return a timeout in seconds.
+    """Return a timeout in seconds as a float, after checking it.
 
     Raises
     ------

@@ -36,7 +36,7 @@ class _Layerwise(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Make a step.
+        """Perform one optimisation step.
 
         It is collective if the optimiser has a ``comm``, whose ranks must have the same parameters and gradients.
         """

@@ -54,7 +54,7 @@ class RowwiseAdagrad(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Make a step."""
+        """Perform one optimisation step."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

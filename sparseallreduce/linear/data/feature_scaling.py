@@ -100,7 +100,7 @@ def in_one_unit(dataset: Dataset, comm: Any) -> Array | None:
 
 
 def scaled_by_entry(dataset: Dataset, magnitudes: Array) -> Dataset:
-    """Do the work of :func:`scaled` for these magnitudes, computing scales only for the features of the samples."""
+    """Compute the same as :func:`scaled` for these magnitudes, computing scales only for the features of the samples."""
     scales = feature_scales(magnitudes[dataset.indices])
     return dataset if (scales == 1).all() else replace(dataset, values=dataset.values / scales)
 

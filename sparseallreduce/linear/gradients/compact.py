@@ -107,7 +107,7 @@ class CompactBatch:
     def _compact_together(
         self, dataset_indices: Array, dataset_values: Array, places: Array, offsets: Array, indices: Array, values: Array, found: Array
     ) -> int:
-        """Do the work of :func:`kernels.compact` with several threads."""
+        """Compute the same as :func:`kernels.compact` with several threads."""
         threads, cuts = self._threads, self._threads.cuts(len(places))
 
         def copy(part: int) -> None:
@@ -181,7 +181,7 @@ class CompactBatch:
         return touched
 
     def _collected(self, rows: Array, factors: Array, width: int) -> int:
-        """Do the work of :meth:`_accumulated` on the rows in place, in bands of ``width`` features."""
+        """Compute the same as :meth:`_accumulated` on the rows in place, in bands of ``width`` features."""
         nnz, dataset, stream, bounds = self._measured(rows), self.dataset, self._stream, self._bounds
         given = dataset.indices, dataset.values, self._places.array[: len(rows)], self._offsets.array[: len(rows) + 1], factors
         rooms = self._parts or [stream]

@@ -88,7 +88,7 @@ def accumulate_columns(
 def compact_accumulate_columns(
     indptr: Array, indices: Array, values: Array, starts: Array, coefficients: Array, low: int, high: int, total: Array
 ) -> None:
-    """Do the work of :func:`accumulate_columns` for all rows of a batch with renumbered features; row i's values start at ``starts[i]``."""
+    """Compute the same as :func:`accumulate_columns` for a batch with renumbered features; the values of row i start at ``starts[i]``."""
     for i in range(starts.size):
         begin, end = np.uint64(indptr[i]), np.uint64(indptr[i + 1])
         shift = np.uint64(starts[i]) - begin

@@ -162,7 +162,7 @@ def scale_at(scales: Array, place: Any) -> float:
 
 @inlined
 def add_scaled(indices: Array, values: Array, frame: Array, begin: Any, end: Any, factor: float, scales: Array, weights: Array) -> None:
-    """Do the work of :func:`add` with each entry times the scale of its feature."""
+    """Compute the same as :func:`add` with each entry times the scale of its feature."""
     entry = begin
     if scales.size == 2:
         shared, scaled = np.uint64(scales[0]), factor * scales[1]

@@ -139,7 +139,7 @@ def certify_errors(
     active: Array,
     out: Array,
 ) -> int:
-    """Do the work of :func:`.dual.certify`, given the scores."""
+    """Compute the same as :func:`.dual.certify`, given the scores."""
     kept, losses, conjugates = 0, 0.0, 0.0
     for row in range(dual.size):
         bound, own, error = bounds[row], dual[row], scores[row] - labels[row]

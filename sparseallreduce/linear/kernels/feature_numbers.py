@@ -143,7 +143,7 @@ def number_marked(indices: Array, begin: int, end: int, words: Array, before: Ar
 
 @kernel
 def number_sorted(indices: Array, begin: int, end: int, features: Array, out: Array) -> int:
-    """Do the work of :func:`number_marked` by searching the ascending ``features``; indices not among them get ``features.size``."""
+    """Compute the same as :func:`number_marked` by searching the ascending ``features``; indices not among them get ``features.size``."""
     count, missing = _ZERO, np.uint64(features.size)
     for entry in range(begin, end):
         index, low, high = np.uint64(indices[entry]), _ZERO, missing

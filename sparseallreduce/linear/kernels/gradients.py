@@ -55,7 +55,7 @@ def accumulate(
 
 @kernel
 def compact_accumulate(indptr: Array, indices: Array, values: Array, starts: Array, coefficients: Array, low: int, total: Array) -> None:
-    """Do the work of :func:`accumulate` for all rows of a batch with renumbered features; row i's values start at ``starts[i]``."""
+    """Compute the same as :func:`accumulate` for a batch with renumbered features; the values of row i start at ``starts[i]``."""
     bands, width = bands_of(indptr, total.size, total.itemsize)
     rows = coefficients.size
     places, ends, shifts = np.empty(rows, np.uint64), np.empty(rows, np.uint64), np.empty(rows, np.uint64)

@@ -226,7 +226,7 @@ class RoundTrainer:
 
     @property
     def faster(self) -> str | None:
-        """What to use if dual ascent of a loss with a kink takes too many rounds: the solver "newton", a squared loss, or None."""
+        """The setting to recommend if dual ascent is slow for a loss with a kink: the solver "newton", a squared loss, or None."""
         base = self._bases()[0]
         if self.options.solver == NEWTON or not has_kink(base):
             return None

@@ -60,7 +60,7 @@ class ArowWeights(AdaptiveWeights):
         super().__init__(size, descent or Descent(update="arow"), dtype, threads)
 
     def descend(self, gradient: SparseStream, rate: float) -> None:
-        """Take one step.
+        """Update the weights and their variances by one AROW step.
 
         Parameters
         ----------

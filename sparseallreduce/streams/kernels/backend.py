@@ -124,7 +124,7 @@ def current_queue() -> Queue | None:
 
 
 def device_module() -> Any:
-    """Return CuPy.
+    """Import and return CuPy.
 
     If it has not been imported before, this rank's GPU (by its number on the host) becomes the current device. Otherwise the current device
     is left unchanged, since the program may have chosen it.
