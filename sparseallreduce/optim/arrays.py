@@ -97,7 +97,7 @@ def _large_norm(array: Array) -> float:
 
 
 def finite_norm(norm: float) -> float:
-    """Return a gradient's norm.
+    """Return a gradient's norm, after checking that it is finite.
 
     Raises
     ------

@@ -55,7 +55,7 @@ class Barrier:
 
     @property
     def is_spent(self) -> bool:
-        """True if lowering the barrier further makes no difference that floats can hold."""
+        """True if lowering the barrier further would change less than rounding errors do."""
         return self.excess <= _ROUNDING * self._first
 
     def lower(self, gap: float) -> bool:
