@@ -287,20 +287,20 @@ def many_ranks(
 def by_objective(found: dict[str, list[Point]]) -> list[str]:
     """Return the lines of a table of the seconds to each share above the least objective."""
     least = max(point.dual for curve in found.values() for point in curve)
-    lines = [f"{'seconds to':34}" + "".join(f"{share:>10g}" for share in SHARES)]
+    lines = [f"{'seconds to':58}" + "".join(f"{share:>10g}" for share in SHARES)]
     for name, points in found.items():
         times = [next((p.seconds for p in points if p.objective <= least * (1 + share)), None) for share in SHARES]
-        lines.append(f"{name:34}" + "".join(f"{'not':>10}" if each is None else f"{each:10.3f}" for each in times))
+        lines.append(f"{name:58}" + "".join(f"{'not':>10}" if each is None else f"{each:10.3f}" for each in times))
     return lines
 
 
 def by_accuracy(found: dict[str, list[Point]], margin: float) -> list[str]:
     """Return the lines of a table of the seconds to the best accuracy less the margin."""
     aim = max(point.accuracy for curve in found.values() for point in curve) - margin
-    lines = [f"{f'seconds to {aim:.4f}':34}{'':10}{'accuracies':>12}"]
+    lines = [f"{f'seconds to {aim:.4f}':58}{'':10}{'accuracies':>12}"]
     for name, points in found.items():
         reached = next((f"{p.seconds:10.3f}" for p in points if p.accuracy >= aim), f"{'not':>10}")
-        lines.append(f"{name:34}{reached}  " + " ".join(f"{point.accuracy:.4f}" for point in points[:8]))
+        lines.append(f"{name:58}{reached}  " + " ".join(f"{point.accuracy:.4f}" for point in points[:8]))
     return lines
 
 

@@ -67,7 +67,7 @@ class TrainedEstimator(Parameterised):
     _magnitudes: Array | None = None  # magnitudes of the features, if they are scaled
     _is_scaled: bool | None = None  # whether steps scale features; None before the first step
     _factors = Factors(0.0, 0.0)  # factors of the penalties in the present call
-    _pick: Pick | None = None  # rate of adaptive steps and beta that the last fit picked, if it did
+    _pick: tuple[Pick, int] | None = None  # what the last fit picked for adaptive steps, if it did, and the steps of its passes
 
     @abstractmethod
     def _fitted(self, weights: Array | None = None) -> FittedModel:
@@ -103,7 +103,7 @@ class TrainedEstimator(Parameterised):
         if self._choices().update != "sgd":
             if given is not None:
                 return given
-            return _ADAPTIVE_RATES[self._choices().update] if self._pick is None else self._pick.rate
+            return _ADAPTIVE_RATES[self._choices().update] if self._choice is None else self._choice.rate
         if given is not None:
             return given
         eigenvalue = largest_eigenvalue(dataset, self.fit_intercept, comm)
@@ -122,7 +122,7 @@ class TrainedEstimator(Parameterised):
         Continued calls keep what the last fit picked.
         """
         self._pick = None
-        if self._choices().update != "ftrl" or not is_auto(self.learning_rate) or not is_auto(self.schedule) or not model.classifies:
+        if not self._leaves_rate_open or not model.classifies:
             return
         share, batch = self.validation_fraction if self.early_stopping else 0.0, self._choices().batch_size
         division = divided(dataset, share, call.seed, comm)
@@ -131,8 +131,19 @@ class TrainedEstimator(Parameterised):
         def descent(beta: float, samples: int) -> Descent:
             return replace(self._descent(model), beta=beta * gradient_unit(moments, nonzeros, samples))
 
-        self._pick = picked(model, dataset, comm, division, descent, batch * comm.size, batch, call.seed, unit)
-        self._pick = self._pick._replace(beta=descent(self._pick.beta, batch * comm.size).beta)
+        choice = picked(model, dataset, comm, division, descent, batch * comm.size, batch, call.seed, unit)
+        steps = -(-division.total // (batch * comm.size))
+        self._pick = choice._replace(beta=descent(choice.beta, batch * comm.size).beta), steps
+
+    @property
+    def _leaves_rate_open(self) -> bool:
+        """True if adaptive steps are taken, and none of the parameters that bear on their rate is given."""
+        return self._choices().update == "ftrl" and all(map(is_auto, (self.update, self.learning_rate, self.schedule)))
+
+    @property
+    def _choice(self) -> Pick | None:
+        """What the last fit picked, if it still applies."""
+        return self._pick[0] if self._pick is not None and self._leaves_rate_open else None
 
     def _rate_unit(self, model: LinearModel, dataset: Dataset, comm: Any, further: bool) -> float:
         """Return the factor of rates, from these samples and, if they are ``further`` ones, those of earlier calls. Collective."""
@@ -148,11 +159,11 @@ class TrainedEstimator(Parameterised):
         steps = -(-dataset.total_samples // (chosen.batch_size * strategy.workers))
         return max(chosen.n_iter_no_change, math.ceil(_SWING / (1 - chosen.momentum) / steps) if chosen.momentum else 1)
 
-    def _schedule(self, rate: float, steps: int, patience: int, tolerance: float, a_pass: int | None = None) -> Schedule:
-        """Return the schedule, continued after ``steps`` steps of earlier calls; with a picked rate it decays by passes of ``a_pass``."""
+    def _schedule(self, rate: float, steps: int, patience: int, tolerance: float) -> Schedule:
+        """Return the schedule, continued after ``steps`` steps of earlier calls."""
         kind = self._choices().schedule
-        if self._pick is not None and a_pass is not None:
-            return self._pick.schedule(a_pass)
+        if self._pick is not None and self._choice is not None:
+            return Onward(self._pick[0].schedule(self._pick[1]), steps)
         if kind == PLATEAU:
             return Plateau(rate, _CUT, patience, tolerance)
         return Onward((kind if callable(kind) else SCHEDULES[kind])(rate), steps)
@@ -207,8 +218,7 @@ class TrainedEstimator(Parameterised):
         elif chosen.tol is not None and call.passes > 1:
             plateaus = _PLATEAUS if chosen.schedule == PLATEAU else 1
             stopping = EarlyStopping("loss", plateaus * patience, tolerance)
-        a_pass = None if call.partial or earlier else -(-dataset.total_samples // (chosen.batch_size * strategy.workers))
-        schedule = agreed(comm, lambda: self._schedule(rate, call.steps, patience, tolerance, a_pass))  # a schedule may be user code
+        schedule = agreed(comm, lambda: self._schedule(rate, call.steps, patience, tolerance))  # a schedule may be user code
         passed, state, rates = earlier or (0, {}, "")
         if isinstance(schedule, Reactive) and chosen.schedule != PLATEAU and state and rates == self._rates():
             schedule.restore(state)
@@ -264,7 +274,7 @@ class TrainedEstimator(Parameterised):
             update=chosen.update,
             average_from=None if self.average is False else int(self.average) * (self.average is not True),
             columns=model.columns,
-            beta=0.0 if self._pick is None or chosen.update != "ftrl" else self._pick.beta,
+            beta=0.0 if self._choice is None else self._choice.beta,
         )
 
 
