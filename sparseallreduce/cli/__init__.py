@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import click
 
 from sparseallreduce.cli.failure import end
+from sparseallreduce.runtime.launchers import launched_rank
 from sparseallreduce.runtime.stalls import activity
 from sparseallreduce.version import __version__
 
@@ -54,6 +55,8 @@ class _Subcommands(click.Group):
             formatter.write_dl(list(_SUBCOMMANDS.items()))
 
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, *rest: Any, **extra: Any) -> NoReturn:
+        if launched_rank() and not {"-h", "--help", "--version"}.isdisjoint(sys.argv[1:] if args is None else args):
+            raise SystemExit(0)  # rank 0 answers
         command = next((name for name in (sys.argv[1:] if args is None else args) if name in _SUBCOMMANDS), "")
         try:
             with activity(f"the command {command}"):

@@ -130,6 +130,12 @@ class Recorded(io.StringIO):
         return super().write(text)
 
 
+def test_help_is_printed_by_rank_0_alone(monkeypatch):
+    for rank in (0, 1):
+        monkeypatch.setattr("sparseallreduce.cli.launched_rank", lambda rank=rank: rank)
+        assert ("Usage" in command("plot", "--help").stdout) == (rank == 0)
+
+
 @given(st.lists(st.booleans(), max_size=60))
 def test_lines_stay_whole_however_mpiexec_mixes_them_with_a_bar(order):
     """Both streams of a rank reach the terminal through pipes of their own."""

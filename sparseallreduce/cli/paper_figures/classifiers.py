@@ -158,7 +158,7 @@ def _occurrences(settings: Settings) -> Picture:
     """Draw figure 5.12: in how many steps of an epoch each feature occurs, most frequent features first."""
     panels: list[AnyPanel] = []
     x, y = Quantity("features, most frequent first", "count"), Quantity("steps in which a feature occurs", "count")
-    samples, batch, counts = (200, 10, (2, 4)) if settings.small else (20_000, 50, (2, 8, 32))
+    samples, batch, counts = (200, 10, (2, 4)) if settings.small else (5_000, 10, (2, 8, 32))
     for kind, name in _NAMES.items():
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "samples.csr"

@@ -90,7 +90,7 @@ def _decoded(content: bytes) -> Array:
 def _readers(files: StoredFiles, local: Path) -> Iterator[tuple[str, Read]]:
     """Yield the name of each epoch, and the function that reads a sample in it."""
     yield "no cache", lambda index: _decoded(files[index])
-    for run, first in (("DataCache", "first epoch"), ("DataCache, later run", "first epoch")):
+    for run, first in (("DataCache", "first epoch"), ("later run", "first epoch")):
         with DataCache(local, memory_bytes=1 << 28) as cache:
 
             def read(index: int, cache: DataCache = cache) -> Array:

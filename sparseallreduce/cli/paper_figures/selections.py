@@ -32,11 +32,14 @@ def _trained(settings: Settings) -> str:
     return f"Small models instead of the paper's networks, trained with Ok-Topk and error feedback on {ranks} simulated ranks"
 
 
-def _train(settings: Settings, case: tuple[str, float, int], watch: Callable[[Step], None], density: float = 0.0) -> str:
-    """Train a model with Ok-Topk and call ``watch`` in each step; return its name and size."""
+def _train(
+    settings: Settings, case: tuple[str, float, int], watch: Callable[[Step], None], density: float = 0.0, steps: int | None = None
+) -> str:
+    """Train a model with Ok-Topk, for ``steps`` if given, and call ``watch`` in each step; return its name and size."""
     name, usual, batch = case
     task = make_task(name, settings.small, settings.seed)
     ranks, epochs = (4, 2) if settings.small else (_RANKS, 20)
+    epochs = epochs if steps is None else -(-steps // (task.count // batch))
     list(Training(task, method_of("oktopk", density or usual), ranks, batch, epochs, PIZ_DAINT, settings.seed).run(watch))
     return f"{task.title}, N = {task.size:,}"
 
@@ -68,7 +71,7 @@ def _thresholds(settings: Settings, case: tuple[str, float, int], chosen: int) -
             found.update(values=values, thresholds={"exact": exact, "Ok-Topk": reuse[0].threshold, "Gaussiank": normal})
         reuse[0](values.copy())
 
-    title = _train(settings, case, watch)
+    title = _train(settings, case, watch, steps=chosen + 1)
     values, thresholds = found["values"], found["thresholds"]
     reach = 1.3 * max(thresholds.values())
     counts, edges = np.histogram(values, bins=61, range=(-reach, reach))
