@@ -8,6 +8,7 @@ VENV := .venv
 VENV_OPENMPI := .venv-openmpi
 VENV_OLDEST := .venv-oldest
 VENV_TORCH := .venv-torch
+VENV_DOCS := .venv-docs
 BIN := $(VENV)/bin
 MPI ?= mpich
 
@@ -22,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: help setup demo test test-all test-oldest test-torch test-frameworks test-gpu lint bench bench-gpu bench-hosts clean
+.PHONY: help setup demo test test-all test-oldest test-torch test-frameworks test-gpu docs lint bench bench-gpu bench-hosts clean
 
 help:
 	@echo "make setup         install into $(VENV), with an MPI library"
@@ -36,6 +37,7 @@ help:
 	@echo "make test-torch    run the tests of sparseallreduce.torch, with PyTorch for processors"
 	@echo "make test-frameworks  run scripts of Lightning, Accelerate and Transformers as ranks of MPI; installs these packages"
 	@echo "make test-gpu      run the tests of CUDA on a GPU with CuPy, and under compute-sanitizer where it is installed"
+	@echo "make docs          build the documentation site into build/site; warnings are errors"
 	@echo "make lint          run ruff, codespell, mypy, and numpydoc on the docstrings of public names"
 	@echo "make bench         measure all algorithms at N = 2**24, into bench/results (MPI=openmpi for Open MPI)"
 	@echo "make bench-gpu     measure kernels, copies and sums on a GPU (ARGUMENTS=\"--power 24\" goes to the program)"
@@ -141,6 +143,14 @@ test-gpu:
 bench-gpu:
 	@GPU_PYTHON="$(GPU_PYTHON)" tools/gpu.sh bench $(ARGUMENTS)
 
+$(VENV_DOCS)/installed: pyproject.toml setup.py tools/venv.sh
+	@PYTHON="$(PYTHON)" tools/venv.sh $(VENV_DOCS) mpi,plot,docs
+	@touch $@
+
+docs: $(VENV_DOCS)/installed
+	$(VENV_DOCS)/bin/python -m sphinx -b html docs build/site --quiet --fail-on-warning --keep-going
+	@echo "The site is in build/site: open build/site/index.html"
+
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/codespell sparseallreduce tests docs bench examples tools data README.md CHANGELOG.md
@@ -161,5 +171,5 @@ bench-hosts: $(VENV)/installed
 	@ARGUMENTS="$(ARGUMENTS)" tools/bench_hosts.sh $(VENV) bench/results/hosts $(WHAT) $(ON)
 
 clean:
-	rm -rf .venv .venv-openmpi .venv-oldest .venv-torch .venv-gpu build dist *.egg-info .pytest_cache .hypothesis .benchmarks .mypy_cache .ruff_cache bench/results
+	rm -rf .venv .venv-openmpi .venv-oldest .venv-torch .venv-docs .venv-gpu build dist *.egg-info .pytest_cache .hypothesis .benchmarks .mypy_cache .ruff_cache bench/results
 	find sparseallreduce tests bench tools -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -50,7 +50,13 @@ def test_links_resolve(page):
             assert not fragment or fragment in anchors(linked), target
 
 
-@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/*.md")), ids=lambda page: page.name)
+# Pages that Sphinx fills: the contents, the commands, and files that stand elsewhere in the repository.
+OF_THE_SITE = ("index.md", "cli.md", "changelog.md", "contributing.md", "data_sets.md", "examples.md")
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in sorted(ROOT.glob("docs/*.md")) if page.name not in OF_THE_SITE], ids=lambda page: page.name
+)
 def test_the_readme_links_to_every_page_of_docs(page):
     assert f"](docs/{page.name})" in (ROOT / "README.md").read_text()
 

@@ -159,17 +159,20 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
     "C",
     type=train_options.Numbers(_ABOVE_ZERO, train_options.SEARCH),
     metavar="FLOAT[,FLOAT...]|search",
-    help="Weight of the sum of losses relative to the penalty |w|^2 / 2, as in scikit-learn and LIBLINEAR. Of several, the best is "
-    "chosen by --folds or --validation; search tries eleven from 0.001 to 100, with 5 folds if neither is given.  "
+    help="Weight of the sum of losses relative to half the squared norm of the weights, as in scikit-learn and LIBLINEAR. Of several, "
+    "the best is chosen by --folds or --validation; search tries eleven from 0.001 to 100, with 5 folds if neither is given.  "
     "[1; --model linear: --l2 1e-4; --solver sgd: no penalty]",
 )
 @click.option(
     "--l2",
     type=train_options.Numbers(click.FloatRange(min=0)),
     metavar="FLOAT[,FLOAT...]",
-    help="Instead of --C: the factor of the penalty L2 / 2 * |w|^2 added to the mean loss, 1 / (M * C) for M samples; or several.",
+    help="Instead of --C: the factor of half the squared norm of the weights, which is added to the mean loss; 1 / (M * C) for M samples. "
+    "Or several.",
 )
-@click.option("--l1", type=click.FloatRange(min=0), default=0.0, show_default=True, help="Factor of the penalty L1 * |w|_1.")
+@click.option(
+    "--l1", type=click.FloatRange(min=0), default=0.0, show_default=True, help="Factor of the sum of the magnitudes of the weights."
+)
 @click.option(
     "--momentum",
     type=click.FloatRange(0, 1, max_open=True),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from sparseallreduce.torch.rows import Layout, as_gradient
 
 __all__ = ["means"]
 
-Gradients = dict[torch.Tensor, torch.Tensor | None]
+Gradients: TypeAlias = "dict[torch.Tensor, torch.Tensor | None]"
 
 
 def means(

@@ -1,0 +1,86 @@
+"""Configuration of the documentation site, which `make docs` builds with Sphinx."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from sparseallreduce.version import __version__
+
+ROOT = Path(__file__).resolve().parent.parent
+
+project = "sparseallreduce"
+author = "sparseallreduce developers"
+copyright = "sparseallreduce developers, BSD 3-Clause"
+release = version = __version__
+
+extensions = [
+    "myst_parser",
+    "numpydoc",
+    "sphinx.ext.autodoc",
+    "sphinx_click",
+    "sphinx_copybutton",
+    "sphinx_design",
+]
+source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
+exclude_patterns = ["_build"]
+smartquotes = False  # so that --options keep their two hyphens
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 4
+suppress_warnings = ["myst.header"]  # the changelog begins at its own level
+
+autodoc_mock_imports = ["torch"]  # hundreds of megabytes, and none of its documentation is shown
+autodoc_typehints = "none"  # docstrings have the types
+autodoc_member_order = "bysource"
+numpydoc_show_class_members = False
+numpydoc_xref_param_type = False
+
+html_theme = "furo"
+html_title = f"sparseallreduce {__version__}"
+html_static_path = ["_static"]
+html_copy_source = False
+html_theme_options = {"navigation_with_keys": True}
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+
+# Pages that stand elsewhere in the repository, by their names on the site.
+ELSEWHERE = {
+    "changelog": "CHANGELOG.md",
+    "contributing": "CONTRIBUTING.md",
+    "data_sets": "data/README.md",
+    "examples": "examples/README.md",
+}
+_LINK = re.compile(r"(?<!!)\[([^\]\n]+)\]\((?!https?:|#)([^)\s]+)\)")
+
+
+def _take_from_elsewhere(_app: Any, docname: str, source: list[str]) -> None:
+    """Read the text of a page from the repository, and let links point to pages of the site, or to nothing if the site has no such page."""
+    folder = ROOT / "docs"
+    if docname in ELSEWHERE:
+        path = ROOT / ELSEWHERE[docname]
+        folder, source[0] = path.parent, path.read_text()
+    if not (ROOT / "docs" / f"{docname}.md").exists():
+        return
+    names = {(ROOT / path).resolve(): name for name, path in ELSEWHERE.items()}
+
+    def linked(found: re.Match[str]) -> str:
+        text, target = found.groups()
+        path, _, anchor = target.partition("#")
+        file = (folder / path).resolve()
+        page = names.get(file) or (file.stem if file.parent == ROOT / "docs" and file.suffix == ".md" else None)
+        if page is None:
+            return f"`{file.relative_to(ROOT)}`" if text.strip("`") in target else f"{text} (`{file.relative_to(ROOT)}`)"
+        return f"[{text}]({page}.md{'#' + anchor if anchor else ''})"
+
+    source[0] = _LINK.sub(linked, source[0])
+
+
+def _skip_routing(_app: Any, _kind: str, name: str, _found: Any, _skip: bool, _options: Any) -> bool | None:
+    """Leave out the methods of scikit-learn's metadata routing, which its estimators add to every class."""
+    return True if re.fullmatch(r"set_\w+_request|get_metadata_routing", name) else None
+
+
+def setup(app: Any) -> None:
+    app.connect("source-read", _take_from_elsewhere)
+    app.connect("autodoc-skip-member", _skip_routing)

@@ -1,0 +1,43 @@
+"""The documentation site names everything that is public; `make docs` builds it, and takes warnings for errors."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import sparseallreduce as sar
+from sparseallreduce import data_cache, linear, optim, testing
+
+API = Path(__file__).parent.parent / "docs" / "api"
+
+
+def documented(module):
+    """Return the names that the pages of the API document of a module."""
+    found = set()
+    for page in API.glob("*.rst"):
+        current = ""
+        for line in page.read_text().splitlines():
+            if each := re.match(r"\.\. currentmodule:: (\S+)", line):
+                current = each[1]
+            elif (each := re.match(r"\.\. auto\w+:: (\S+)", line)) and current == module:
+                found.add(each[1])
+    return found
+
+
+@pytest.mark.parametrize("module", [sar, optim, linear, data_cache, testing], ids=lambda module: module.__name__)
+def test_every_public_name_is_in_the_reference(module):
+    names = {name for name in module.__all__ if not name.startswith("__")}
+    if module is sar:
+        names |= {"register_algorithm", "register_codec", "register_reducer"}
+    assert documented(module.__name__) == names
+
+
+def test_every_public_name_for_pytorch_is_in_the_reference():
+    torch = pytest.importorskip("sparseallreduce.torch", exc_type=ImportError)
+    assert documented("sparseallreduce.torch") == set(torch.__all__)
+
+
+def test_every_page_is_in_the_contents():
+    index = (API.parent / "index.md").read_text()
+    pages = {path.stem for path in API.parent.glob("*.md")} - {"index"}
+    assert pages <= set(index.split())
