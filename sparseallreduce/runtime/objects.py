@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from sparseallreduce.algorithms.agreement import Intent, is_common_error
 from sparseallreduce.algorithms.steps import DenseAllgather, Recv, Send, Share, Step
-from sparseallreduce.errors import SparseAllreduceError
+from sparseallreduce.errors import MismatchError, SparseAllreduceError
 from sparseallreduce.runtime.communicators import known_channel, over_mpi
-from sparseallreduce.runtime.launching import agree, launch
+from sparseallreduce.runtime.launching import agree, latest, launch
 from sparseallreduce.runtime.stalls import LongWait
 from sparseallreduce.streams.operator import SUM
 from sparseallreduce.streams.stream import SparseStream
@@ -177,11 +177,15 @@ def gather(comm: Any, value: T, long_wait: bool = False) -> list[T]:
     long_wait : bool
         Whether to sleep between polls, for waits in which another rank may compute for much longer.
     """
+    return _gathered(comm, value, _SAID, long_wait)
+
+
+def _gathered(comm: Any, value: T, intent: Intent, long_wait: bool) -> list[T]:
     if comm.size == 1:
         return [value]
     if not _has_channel(comm):
         return cast("list[T]", comm.allgather(value))
-    content, intent = b"", _SAID
+    content = b""
     try:
         content = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     except Exception as error:
@@ -197,15 +201,31 @@ def gather_results(comm: Any, action: Callable[[], T], long_wait: bool = False) 
     """
     value: Any = None
     failure: Exception | None = None
+    before = _latest(comm)
+    _nested.depth += 1
     try:
-        value = action()
-    except Exception as error:
-        if comm.size == 1:
+        intent = _of_results(_nested.depth)
+        try:
+            value = action()
+        except Exception as error:
+            if comm.size == 1:
+                raise
+            if is_known(error) and _latest(comm) != before:  # all ranks raise it, in an operation of the action
+                if isinstance(error, MismatchError):
+                    _name_failure(comm, None)
+                raise
+            failure = error
+        except BaseException as error:
+            raise report_error(comm, error) from None
+        several = _latest(comm) != before
+        try:
+            everyones = _gathered(comm, (_portable(failure), value if failure is None else None), intent, long_wait)
+        except MismatchError:
+            if failure is not None or several:
+                _name_failure(comm, failure)
             raise
-        failure = error
-    except BaseException as error:
-        raise report_error(comm, error) from None
-    everyones = gather(comm, (_portable(failure), value if failure is None else None), long_wait)
+    finally:
+        _nested.depth -= 1
     for rank, (raised, _) in enumerate(everyones):
         if raised is not None:
             own = rank == comm.rank and failure is not None and type(failure) is type(raised)
@@ -214,6 +234,39 @@ def gather_results(comm: Any, action: Callable[[], T], long_wait: bool = False) 
             mark_known(comm, raised)
             raise raised
     return [cast(T, each) for _, each in everyones]
+
+
+class _Nested(threading.local):
+    """The number of calls of :func:`gather_results` that this thread is in."""
+
+    depth = 0
+
+
+_nested = _Nested()
+
+
+@functools.cache
+def _of_results(depth: int) -> Intent:
+    """Return the intent of an exchange of results at this depth.
+
+    An action may have operations of its own. A rank that fails between them comes to the exchange of results while other ranks are still in
+    the action, and must not be taken for a rank that has reached the same operation.
+    """
+    return Intent((("operation", f"an exchange of results, {depth} deep"),), 0)
+
+
+def _name_failure(comm: Any, failure: Exception | None) -> None:
+    """Raise the failure of the lowest rank that has left an action between its operations, on all ranks that have met it there."""
+    error = None if failure is None or is_known(failure) else failure
+    try:
+        agree(comm, Intent((), 0, error), blocking=True)
+    except SparseAllreduceError as shared:
+        raise shared from failure
+
+
+def _latest(comm: Any) -> int:
+    """Return the number of the latest operation on a communicator, 0 if there was none."""
+    return latest(comm) if comm.size > 1 and _has_channel(comm) else 0
 
 
 def agreed(comm: Any, action: Callable[[], T], long_wait: bool = False) -> T:
