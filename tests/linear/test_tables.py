@@ -354,3 +354,11 @@ def test_columns_of_a_format_without_names_are_refused(tmp_path):
     (tmp_path / "a.svm").write_text("1 1:2\n")
     with pytest.raises(DatasetError, match="has the format svmlight, which has no named columns, but target needs them"):
         load(tmp_path / "a.svm", comm=sar.SERIAL, target="y")
+
+
+def test_a_column_without_values_has_only_the_feature_of_missing_ones(tmp_path):
+    """Also where a word that stands for a missing value is read as the number NaN."""
+    (tmp_path / "a.csv").write_text("t,b,y\nNA,x,1\nNAn,z,0\n")
+    training = load(tmp_path / "a.csv", comm=sar.SERIAL, target="y")[0]
+    assert list(training.encoding.names()) == ["t (missing)", "b=x", "b=z"]
+    assert training.indices.tolist() == [0, 1, 0, 2]

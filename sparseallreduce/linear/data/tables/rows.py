@@ -51,7 +51,8 @@ def _numbers(numbers: Array, column: Column, bound: int, indices: Array, values:
     np.not_equal(numbers, 0, out=kept)
     missing = np.isnan(numbers)
     if missing.any():
-        indices[missing], values[missing], kept[missing] = bound + 1, 1, column.missing
+        # The last feature of the column; the only one if no row of any rank has a value, which makes it a column of categories.
+        indices[missing], values[missing], kept[missing] = bound + column.width - 1, 1, column.missing
 
 
 def _codes(codes: Array, column: Column, bound: int, indices: Array, kept: Array) -> None:
