@@ -40,6 +40,7 @@ __all__ = [
     "is_known",
     "leaves_on_failure",
     "mark_known",
+    "portable",
     "report_error",
     "together",
     "gather_results",
@@ -219,7 +220,7 @@ def gather_results(comm: Any, action: Callable[[], T], long_wait: bool = False) 
             raise report_error(comm, error) from None
         several = _latest(comm) != before
         try:
-            everyones = _gathered(comm, (_portable(failure), value if failure is None else None), intent, long_wait)
+            everyones = _gathered(comm, (portable(failure), value if failure is None else None), intent, long_wait)
         except MismatchError:
             if failure is not None or several:
                 _name_failure(comm, failure)
@@ -426,7 +427,7 @@ def _as_stream(content: Array) -> SparseStream:
     return SparseStream._dense_form(words, len(words))
 
 
-def _portable(error: Exception | None) -> Exception | None:
+def portable(error: Exception | None) -> Exception | None:
     """Return the error if it can be pickled and restored, otherwise a SparseAllreduceError with its text."""
     try:
         pickle.loads(pickle.dumps(error))

@@ -19,19 +19,21 @@ import gzip
 import itertools
 import lzma
 import os
+import pickle
 import re
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from io import BufferedReader
 from typing import Any, BinaryIO, NamedTuple
 
+import numpy as np
+
 from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.data.files import PathLike, Progress, first_bytes, open_input, readable
 from sparseallreduce.linear.data.parts import Source, sharing
 from sparseallreduce.linear.data.quoting import IN_QUOTES, NOT_QUOTED, characters, end_of_quotes, record_start
 from sparseallreduce.linear.data.zstd import ZSTD_MAGIC, ZstdFile
-from sparseallreduce.runtime.objects import agreed, gather
-from sparseallreduce.runtime.stalls import blocked
+from sparseallreduce.runtime.objects import agreed, exchange, gather, mark_known, portable
 
 __all__ = [
     "BYTE_ORDER_MARK",
@@ -321,57 +323,45 @@ def _report(progress: Progress, before: int, now: int) -> int:
 
 
 def _distributed(source: Source, sizes: list[int], comm: Any, progress: Progress, delimiter: int) -> Generator[LineBlock]:
-    """Yield this rank's blocks of a text that rank 0 reads for all."""
-    with blocked(comm.rank, comm.size, "the distribution of a text by rank 0: MPI does not report which ranks have not entered it"):
-        own = comm.Dup()  # separates these messages from the user's
-    try:
-        yield from _distribute(source, sizes, own, progress, delimiter) if comm.rank == 0 else _receive(own)
-    finally:
-        own.Free()
+    """Yield this rank's blocks of a text that rank 0 reads for all, one after the other. A rank that takes no more ends it for all.
+
+    Rank 0 reads the next block while another rank processes the one before.
+    """
+    shares = _shares(source, sizes, comm.size, progress, delimiter)  # of which the other ranks take none
+    with closing(shares):
+        while (yield from _next_block(shares, comm)):
+            pass
 
 
-def _distribute(source: Source, sizes: list[int], comm: Any, progress: Progress, delimiter: int) -> Generator[LineBlock]:
-    """Read the text, send other ranks their blocks, and yield rank 0's own; a rank that takes no more ends it for all."""
-    busy = 0  # the rank that has not yet answered
-    try:
-        with closing(_shares(source, sizes, comm.size, progress, delimiter)) as shares:
-            for rank, block in shares:
-                if busy and not _received(comm, busy):
-                    busy = 0
-                    return
-                busy = rank
-                if rank == 0:
-                    yield block
-                else:
-                    _send(comm, block, rank)
-    finally:
-        if busy:
-            _received(comm, busy)
-        for rank in range(1, comm.size):
-            _send(comm, None, rank)
-
-
-def _receive(comm: Any) -> Generator[LineBlock]:
-    """Yield the blocks that rank 0 sends, and answer each with whether this rank takes more."""
-    while (block := _received(comm, 0)) is not None:
+def _next_block(shares: Iterator[tuple[int, LineBlock]], comm: Any) -> Generator[LineBlock, None, bool]:
+    """Take part in the distribution of one block, and yield it on the rank that it is for. Return False after the last one."""
+    dest, block, failure = None, None, None
+    if comm.rank == 0:
+        try:
+            dest, block = next(shares, (None, None))
+        except Exception as error:
+            failure = error
+    found = gather(comm, (True, dest, portable(failure)), long_wait=True)  # the reading of a pipe may take any time
+    _, dest, raised = found[0]
+    if raised is not None:
+        raised = failure or raised
+        mark_known(comm, raised)
+        raise raised
+    if dest is None or not all(takes_more for takes_more, _, _ in found):
+        return False
+    if dest > 0:
+        content = np.frombuffer(pickle.dumps(block), np.uint8)
+        received = exchange(comm, [content if rank == dest and comm.rank == 0 else content[:0] for rank in range(comm.size)])
+        block = pickle.loads(received[0].data) if comm.rank == dest else None
+    if block is not None:
         takes_more = False
         try:
             yield block
             takes_more = True
         finally:
-            _send(comm, takes_more, 0)
             if not takes_more:
-                _received(comm, 0)  # the final message
-
-
-def _received(comm: Any, source: int) -> Any:
-    with blocked(comm.rank, comm.size, f"the reading of a text that rank 0 distributes: rank {source} has not sent an expected message"):
-        return comm.recv(source=source)
-
-
-def _send(comm: Any, message: Any, dest: int) -> None:
-    with blocked(comm.rank, comm.size, f"the reading of a text that rank 0 distributes: rank {dest} has not received what was sent"):
-        comm.send(message, dest=dest)
+                gather(comm, (False, None, None))
+    return True
 
 
 def _shares(source: Source, sizes: list[int], ranks: int, progress: Progress, delimiter: int) -> Generator[tuple[int, LineBlock]]:
