@@ -253,7 +253,7 @@ def _of_results(depth: int) -> Intent:
     An action may have operations of its own. A rank that fails between them comes to the exchange of results while other ranks are still in
     the action, and must not be taken for a rank that has reached the same operation.
     """
-    return Intent((("operation", f"an exchange of results, {depth} deep"),), 0)
+    return Intent((*_SAID.terms, ("depth of the exchange", str(depth))), 0)
 
 
 def _name_failure(comm: Any, failure: Exception | None) -> None:
