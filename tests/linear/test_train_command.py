@@ -241,7 +241,8 @@ def test_the_bar_counts_all_steps_of_all_epochs(folder, tmp_path, monkeypatch):
             super().__init__(*arguments, **options | {"disable": False, "file": io.StringIO()})
             bars.append(self)
 
-    monkeypatch.setattr("sparseallreduce.cli.progress.tqdm", Bar)
+    for kind in ("tqdm", "_PipedBar"):  # for a terminal, and for anything else
+        monkeypatch.setattr(f"sparseallreduce.cli.progress.{kind}", Bar)
     run(folder, "--validation", "0.2", "--checkpoint", tmp_path, "--batch-size", "100")
     run(folder, "--validation", "0.2", "--checkpoint", tmp_path, "--resume", "--epochs", "5", "--batch-size", "100")
     training = [bar for bar in bars if bar.desc == "training"]
