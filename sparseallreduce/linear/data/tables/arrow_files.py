@@ -62,24 +62,22 @@ def parquet_batches(source: Source, comm: Any, outlines: list[Outline], chosen: 
             ends = [0, *itertools.accumulate(file.metadata.row_group(group).num_rows for group in range(file.num_row_groups))]
             wanted = [group for group in range(file.num_row_groups) if ends[group] < last and ends[group + 1] > max(first, ends[group])]
             at = ends[wanted[0]] if wanted else first
-            _check_types(path, file, wanted, chosen)
+            _check_groups(path, file, wanted, chosen)
             batches = file.iter_batches(_ROWS, row_groups=wanted, columns=list(chosen.names), use_threads=False)
             yield from _within(path, batches, at, first, last, chosen, progress)
 
 
-def _check_types(path: PathLike, file: Any, groups: list[int], chosen: Chosen) -> None:
-    """Raise an error if a column is stored as another type than the schema's, which pyarrow notices for single row groups only."""
-    types = {
-        place: file.schema.column(place).physical_type
-        for place in range(len(file.schema))
-        if file.schema.column(place).path in chosen.names
-    }
+def _check_groups(path: PathLike, file: Any, groups: list[int], chosen: Chosen) -> None:
+    """Read a row of each row group, so that pyarrow raises an error if a column is stored as another type than the schema's.
+
+    It compares them only if it reads a single row group. Their metadata cannot be used instead: pyarrow 26 ends the process if the
+    statistics in it are damaged.
+    """
     for group in groups:
-        stored = file.metadata.row_group(group)
-        for place, kind in types.items():
-            if stored.column(place).physical_type != kind:
-                what = f"the column {file.schema.column(place).path!r} is {stored.column(place).physical_type}, not {kind}"
-                raise DatasetError(f"cannot read {path}: in row group {group} {what}: the file is damaged")
+        try:
+            next(file.iter_batches(1, row_groups=[group], columns=list(chosen.names), use_threads=False), None)
+        except OSError as error:
+            raise DatasetError(f"cannot read {path}: in row group {group}: {' '.join(str(error).split())}: the file is damaged") from None
 
 
 def arrow_batches(source: Source, comm: Any, outlines: list[Outline], chosen: Chosen, progress: Progress) -> Generator[Batch]:
