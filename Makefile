@@ -31,7 +31,7 @@ help:
 	@echo "make test          run the tests under MPICH, some of the MPI cases again under Open MPI, and those of PyTorch: ten minutes on"
 	@echo "                   two cores; with ROOM=streams those of tests/streams that need no MPI, and the examples in"
 	@echo "                   sparseallreduce/streams, in less than a minute; with ROOM=mpi two ranks alone"
-	@echo "make test-all      before a release: the same with every case on every number of ranks, three times as many drawn examples, and"
+	@echo "make test-all      before a release: the same with every case on every number of ranks, four times as many drawn examples, and"
 	@echo "                   test-frameworks"
 	@echo "make test-oldest   the same with the oldest versions that pyproject.toml allows, under MPICH; needs Python 3.11"
 	@echo "make test-torch    run the tests of sparseallreduce.torch, with PyTorch for processors"

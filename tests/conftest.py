@@ -1,6 +1,6 @@
 """Settings of all tests: one thread, hypothesis profiles, and `mpi_run` as a fixture.
 
-TEST_ALL=1 runs the tests marked `release` too, and tries three times as many examples (`make test-all`). HYPOTHESIS_PROFILE=thorough
+TEST_ALL=1 runs the tests marked `release` too, and tries four times as many examples (`make test-all`). HYPOTHESIS_PROFILE=thorough
 tries a hundred times as many. With CI set, the examples are the same in every run.
 """
 

@@ -6,5 +6,5 @@ ALL = bool(os.environ.get("TEST_ALL"))
 
 
 def examples(number: int) -> int:
-    """Return how many examples hypothesis draws where `number` are drawn for a release: a third, but at least eight."""
-    return number if ALL else max(number // 3, min(number, 8))
+    """Return how many examples hypothesis draws where `number` are drawn for a release: a quarter, but at least eight."""
+    return number if ALL else max(number // 4, min(number, 8))
