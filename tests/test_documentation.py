@@ -1,8 +1,11 @@
 """The pages that a newcomer reads: links resolve, commands and options exist, programs run. pytest itself runs their doctests."""
 
 import ast
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -30,7 +33,7 @@ def anchors(page):
 def commands(page):
     """The words of every shell command in the fenced blocks of a page, without comments."""
     for language, block in FENCE.findall(page.read_text()):
-        if not language:
+        if language in ("", "sh"):
             for line in block.replace("\\\n", " ").splitlines():
                 if re.match(r"(sudo |mpiexec|srun|sparseallreduce|python|pip|make) ?", line):
                     yield shlex.split(line, comments=True)
@@ -111,6 +114,20 @@ def test_the_program_of_the_readme_runs(tmp_path, mpi_run):
     program.write_text(next(block for language, block in FENCE.findall((ROOT / "README.md").read_text()) if language == "python"))
     run = mpi_run(2, program, timeout=120, env={"PYTHONUNBUFFERED": ""})  # lines of two ranks come whole
     assert [int(line.split()[0]) > 1000 for line in run.stdout.splitlines()] == [True, True], run.stdout
+
+
+@pytest.mark.mpi
+def test_the_commands_of_the_start_page_run(tmp_path):
+    """In their order, as a reader types them, in an empty folder that has only the program that the page shows."""
+    page = ROOT / "docs" / "start.md"
+    (tmp_path / "first.py").write_text(next(block for language, block in FENCE.findall(page.read_text()) if language == "python"))
+    environment = os.environ | {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
+    typed = [words for words in commands(page) if words[0] not in ("pip", "make")]
+    assert len(typed) >= 7
+    for words in typed:
+        run = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200, check=False)
+        allowed = (0, 1) if "doctor" in words else (0,)  # doctor exits with 1 where it finds a problem, such as too few cores
+        assert run.returncode in allowed, (words, run.stdout[-2000:], run.stderr[-2000:])
 
 
 def test_the_readme_says_how_commands_are_found_in_the_environment_that_make_fills():

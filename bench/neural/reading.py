@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure as Picture
 
+from sparseallreduce.cli.paper_figures.reading import RATE, SlowFiles
 from sparseallreduce.data_cache import DataCache, StoredFiles
 from sparseallreduce.torch import CachedDataset
 
@@ -29,20 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["plot_reading", "reading"]
 
 SIDE = 96  # pixels of an image, as CommLib's
-RATE = 10e6  # bytes a second of the store
 BATCH = 16
 SAMPLES = 480
-
-
-class SlowFiles(StoredFiles):
-    """Files on a store that gives so many bytes a second; ``waited`` are the seconds that it would have taken so far."""
-
-    waited = 0.0
-
-    def __getitem__(self, index: int) -> bytes:
-        content = super().__getitem__(index)
-        self.waited += len(content) / RATE
-        return content
 
 
 class Decoded(torch.utils.data.Dataset):

@@ -30,7 +30,7 @@ DENSE, PACKED = "MPI, dense", "MPI, packed pairs"  # of arrays that are dense al
 
 
 class Data(NamedTuple):
-    """One rank's contribution in each form that is measured; all ranks have the same number of entries."""
+    """The same vector of one rank as a stream, as a dense array and as packed pairs, which are measured beside each other."""
 
     stream: sar.SparseStream
     dense: Array

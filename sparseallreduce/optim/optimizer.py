@@ -231,7 +231,8 @@ class Optimizer(ABC):
         SparseAllreduceError
             The first error of the step, the same on every rank. Parameters are unchanged, the values of completed sums return to the
             residuals, which have lost nothing, see :class:`~sparseallreduce.ErrorFeedback`, and the step does not count. If a rank was
-            interrupted while it waited, and other ranks have completed the step, the next step raises MismatchError on all ranks.
+            interrupted while it waited, and other ranks have completed the step, the next step raises its error on all ranks, and later
+            ones raise MismatchError, because the parameters differ.
 
         Notes
         -----

@@ -259,7 +259,7 @@ class _Step(ReducerOperation):
 
 
 class _Undo(NamedTuple):
-    """What the latest step has changed, as it was before."""
+    """The values that the latest step has overwritten, with which :meth:`ErrorFeedback.put_back` undoes it."""
 
     places: Any  # positions of the residual: indices or a slice
     values: Any

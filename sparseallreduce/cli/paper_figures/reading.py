@@ -17,24 +17,24 @@ from sparseallreduce.cli.paper_figures.tasks import Perceptron
 from sparseallreduce.cli.pictures.panels import Bars, Picture, Quantity
 from sparseallreduce.data_cache import DataCache, StoredFiles
 
-__all__ = ["FIGURES"]
+__all__ = ["FIGURES", "RATE", "SlowFiles"]
 
 Array = NDArray[Any]
 Read = Callable[[int], Array]
 
 _SIDE = 96  # pixels, as in the paper
-_RATE = 10e6  # bytes per second from the store
+RATE = 10e6  # bytes per second from the store
 _BATCH = 16
 
 
-class _SlowFiles(StoredFiles):
+class SlowFiles(StoredFiles):
     """Files on a store of limited speed. ``waited`` is the time that a store of that speed would have taken so far, in seconds."""
 
     waited = 0.0
 
     def __getitem__(self, index: int) -> bytes:
         content = super().__getitem__(index)
-        self.waited += len(content) / _RATE
+        self.waited += len(content) / RATE
         return content
 
 
@@ -61,14 +61,14 @@ def _reading(settings: Settings) -> Picture:
     with tempfile.TemporaryDirectory() as folder:
         store, local = Path(folder, "store"), Path(folder, "local")
         store.mkdir()
-        files = _SlowFiles(list(_written(store, count, settings.seed)))
+        files = SlowFiles(list(_written(store, count, settings.seed)))
         for name, read in _readers(files, local):
             rows.append((name, *np.median(list(_epoch(task, parameters, files, read, settings.seed)), axis=0).tolist()))
     parts = {"other": [other for _, _, other in rows], "reading and decoding": [reading for _, reading, _ in rows]}
     panel = Bars("Less is better", Quantity("time", "s", False), [name for name, _, _ in rows], parts)
     caption = (
         f"Measured here on one core, medians: {count} compressed images of {_SIDE} x {_SIDE} pixels, {_BATCH} in a step; reading "
-        f"includes the time of a store with {_RATE / 1e6:g} MB/s. A perceptron instead of ResNet-50 on a V100."
+        f"includes the time of a store with {RATE / 1e6:g} MB/s. A perceptron instead of ResNet-50 on a V100."
     )
     return Picture("CommLib 9: a step without a cache and with DataCache", [panel], caption)
 
@@ -101,7 +101,7 @@ def _readers(files: StoredFiles, local: Path) -> Iterator[tuple[str, Read]]:
             yield f"{run}, second epoch", read
 
 
-def _epoch(task: _Images, parameters: Array, files: _SlowFiles, read: Read, seed: int) -> Iterator[tuple[float, float]]:
+def _epoch(task: _Images, parameters: Array, files: SlowFiles, read: Read, seed: int) -> Iterator[tuple[float, float]]:
     """Train for an epoch; yield the seconds of reading and of all else in each step."""
     order = np.random.default_rng(seed).permutation(len(files))
     for begin in range(0, len(order), _BATCH):

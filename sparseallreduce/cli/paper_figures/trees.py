@@ -39,7 +39,7 @@ def tree_allreduce(array: Array, rank: int, ranks: int, lanes: int) -> Schedule:
 
 
 class _Tree:
-    """One rank's part in both trees. A message has the number of a piece, in four bytes, and its values."""
+    """Adds the pieces of a vector along two trees, on one rank. A message holds the number of a piece, in four bytes, and its values."""
 
     def __init__(self, array: Array, rank: int, ranks: int, lanes: int) -> None:
         self.total = array.copy()

@@ -142,7 +142,7 @@ class TrainedEstimator(Parameterised):
 
     @property
     def _choice(self) -> Pick | None:
-        """What the last fit picked, if it still applies."""
+        """The rate, beta and decay that the last fit picked; None if the parameters no longer leave them open."""
         return self._pick[0] if self._pick is not None and self._leaves_rate_open else None
 
     def _rate_unit(self, model: LinearModel, dataset: Dataset, comm: Any, further: bool) -> float:
