@@ -38,7 +38,6 @@ numpydoc_xref_param_type = False
 
 html_theme = "furo"
 html_title = f"sparseallreduce {__version__}"
-html_static_path = ["_static"]
 html_copy_source = False
 html_theme_options = {"navigation_with_keys": True}
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
