@@ -232,3 +232,17 @@ def test_who_owns_an_array_is_not_read_off_its_flags(module):
     for node in ast.walk(ast.parse(MODULES[module].read_text())):
         reads = isinstance(node, ast.Attribute) and node.attr == "writeable" and isinstance(node.ctx, ast.Load)
         assert not reads, f"{short(module)}:{node.lineno} asks NumPy's flag: ask the stream, or may_be_written of a user's array"
+
+
+def test_tests_of_pytorch_are_skipped_where_it_is_not_installed():
+    for path in sorted(Path(__file__).parent.glob("pytorch/test_*.py")):
+        statements = ast.parse(path.read_text()).body
+        skips = [i for i, node in enumerate(statements) if "pytest.importorskip('torch')" in ast.unparse(node)]
+        late = [ast.unparse(node) for node in statements[: skips[0] if skips else None] if needs_torch(node)]
+        assert not late, f"{path.name} imports before pytest.importorskip('torch'): {late}"
+
+
+def needs_torch(node: ast.stmt) -> bool:
+    """Return whether a statement imports PyTorch or sparseallreduce.torch."""
+    names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [getattr(node, "module", None) or ""]
+    return any(name.split(".")[0] == "torch" or name.startswith(f"{NAME}.torch") for name in names)
