@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: help setup demo test test-all test-oldest test-torch test-frameworks test-gpu docs lint bench bench-gpu bench-hosts dist clean
+.PHONY: help setup demo test test-all test-oldest test-torch test-frameworks test-gpu docs test-site lint bench bench-gpu bench-hosts dist clean
 
 help:
 	@echo "make setup         install into $(VENV), with an MPI library"
@@ -38,6 +38,8 @@ help:
 	@echo "make test-frameworks  run scripts of Lightning, Accelerate and Transformers as ranks of MPI; installs these packages"
 	@echo "make test-gpu      run the tests of CUDA on a GPU with CuPy, and under compute-sanitizer where it is installed"
 	@echo "make docs          build the documentation site into build/site; warnings are errors"
+	@echo "make test-site     open every page of the site in headless Chromium, which has to be installed, wide and narrow, light and dark: links,"
+	@echo "                   overflow, console errors and accessibility. Needs npm, and is no part of make test (PAGES=\"index.html\" for some)"
 	@echo "make lint          run ruff, codespell, mypy, and numpydoc on the docstrings of public names"
 	@echo "make bench         measure all algorithms at N = 2**24, into bench/results (MPI=openmpi for Open MPI)"
 	@echo "make bench-gpu     measure kernels, copies and sums on a GPU (ARGUMENTS=\"--power 24\" goes to the program)"
@@ -151,6 +153,16 @@ $(VENV_DOCS)/installed: pyproject.toml setup.py tools/venv.sh
 docs: $(VENV_DOCS)/installed
 	$(VENV_DOCS)/bin/python -m sphinx -b html docs build/site --quiet --fail-on-warning --keep-going
 	@echo "The site is in build/site: open build/site/index.html"
+
+# Playwright drives the Chromium of this machine; it downloads no browser.
+AXE := $(VENV_DOCS)/node_modules/axe-core/axe.min.js
+$(AXE): $(VENV_DOCS)/installed
+	@$(VENV_DOCS)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --no-input playwright==1.65.2
+	@npm install --silent --no-save --no-audit --no-fund --prefix $(VENV_DOCS) axe-core@4.14.1
+	@touch $@
+
+test-site: docs $(AXE)
+	$(VENV_DOCS)/bin/python tools/check_site.py build/site $(PAGES) --axe $(AXE) $(if $(PICTURES),--pictures $(PICTURES))
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 from sparseallreduce.version import __version__
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "docs" / "extensions"))
 
 project = "sparseallreduce"
 author = "sparseallreduce developers"
@@ -18,13 +20,14 @@ release = version = __version__
 extensions = [
     "myst_parser",
     "numpydoc",
+    "simulator_page",
     "sphinx.ext.autodoc",
     "sphinx_click",
     "sphinx_copybutton",
     "sphinx_design",
 ]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "extensions"]
 smartquotes = False  # so that --options keep their two hyphens
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
@@ -39,6 +42,9 @@ numpydoc_xref_param_type = False
 html_theme = "furo"
 html_title = f"sparseallreduce {__version__}"
 html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_js_files = ["scrolling.js"]
 html_theme_options = {"navigation_with_keys": True}
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
@@ -80,6 +86,13 @@ def _skip_routing(_app: Any, _kind: str, name: str, _found: Any, _skip: bool, _o
     return True if re.fullmatch(r"set_\w+_request|get_metadata_routing", name) else None
 
 
+def _give_captions_a_level(_app: Any, _pagename: str, _template: str, context: dict[str, Any], _doctree: Any) -> None:
+    """Say at which level the captions of the contents are headings, which screen readers need and Sphinx leaves out."""
+    if "furo_navigation_tree" in context:
+        context["furo_navigation_tree"] = context["furo_navigation_tree"].replace('role="heading"', 'role="heading" aria-level="2"')
+
+
 def setup(app: Any) -> None:
+    app.connect("html-page-context", _give_captions_a_level, priority=900)  # behind the theme's
     app.connect("source-read", _take_from_elsewhere)
     app.connect("autodoc-skip-member", _skip_routing)
