@@ -30,6 +30,8 @@ _TRUST, _TRUST_BETWEEN_HOSTS = 0.7, 0.95
 
 _PAIRS = (("large", "small"), ("near_large", "near_small"))
 
+_SIZE = 1 << 20
+_SMALL, _LARGE = 1 << 12, 1 << 17  # entries of messages
 _FAR = 1 << 23  # size of an array that does not fit into the caches
 
 _SECONDS = struct.Struct("<d")
@@ -59,28 +61,50 @@ def measure(
     milliseconds. ``neighbours`` are the next and previous ranks on this host, if any. ``gpu`` is CuPy and the number of ranks that share
     the GPU; without it, the GPU constants keep their defaults.
     """
-    reduction = Reduction()
+    times = _Times(dict.fromkeys((*_NAMES, "gamma_far"), 0.0))
+    yield from _time_messages(times, rank, ranks, neighbours)
+    yield from _time_computations(times, pieces)
+    if ranks > 1:
+        yield from _time_dense(times, rank, ranks)
+    of_gpu = {} if gpu is None else (yield from measure_device(*gpu))
+    ours = _machine(times, ranks, sharing, faster_blocking, pieces, neighbours is not None)._replace(**of_gpu)
+    if ranks == 1:
+        return ours
+    records: list[bytes] = yield Share(pack_machine(ours))
+    return Machine(*(max(values) for values in zip(*map(_LAYOUT.unpack, records), strict=True)))
+
+
+class _Times(dict[str, float]):
+    """The shortest measured time of each part, in seconds; 0 for a part that has not been measured."""
+
+    def add(self, name: str, start: float, end: float) -> None:
+        self[name] = min(self[name] or end - start, end - start)
+
+
+def _time_messages(times: _Times, rank: int, ranks: int, neighbours: tuple[int, int] | None) -> Generator[Step, Any, None]:
+    """Time messages of three sizes to the rank half way round, and of two to the next rank on this host, if any."""
     ahead, behind = (rank + ranks // 2) % ranks, (rank - ranks // 2) % ranks
-    none, small, large = (_evenly(entries, 1 << 20) for entries in (0, 1 << 12, 1 << 17))
-    times = dict.fromkeys((*_NAMES, "gamma_far"), 0.0)
-
-    def timed(name: str, start: float, end: float) -> None:
-        times[name] = min(times[name] or end - start, end - start)
-
-    for name, message, repetitions in (("header", none, 6), ("small", small, 6), ("large", large, 4)):
+    for name, entries, repetitions in (("header", 0, 6), ("small", _SMALL, 6), ("large", _LARGE, 4)):
+        message = _evenly(entries, _SIZE)
         for _ in range(repetitions):
             start = yield Clock()
             if ranks > 1:
                 yield Shift(ahead, message, behind)
-            timed(name, start, (yield Clock()))
+            times.add(name, start, (yield Clock()))
     if neighbours is not None:
-        for name, message in (("near_small", small), ("near_large", large)):
+        for name, entries in (("near_small", _SMALL), ("near_large", _LARGE)):
+            message = _evenly(entries, _SIZE)
             for _ in range(6):
                 start = yield Clock()
                 yield Shift(neighbours[0], message, neighbours[1])
-                timed(name, start, (yield Clock()))
+                times.add(name, start, (yield Clock()))
+
+
+def _time_computations(times: _Times, pieces: bool) -> Generator[Step, Any, None]:
+    """Time additions of streams and conversions to dense arrays; with ``pieces`` also codecs, and arrays that do not fit into caches."""
+    reduction, none = Reduction(), _evenly(0, _SIZE)
     # Random positions, as in the model: with evenly spread ones, a merge takes more than twice as long.
-    one, other = (_randomly(1 << 17, 1 << 20, seed) for seed in (0, 1))
+    one, other = (_randomly(_LARGE, _SIZE, seed) for seed in (0, 1))
     reduction.pair(one, other)  # compiles
     if pieces:
         indices, back = one._entries()[0], np.empty(one.stored, np.uint32)
@@ -89,58 +113,62 @@ def measure(
             start = yield Clock()
             length = kernels.encode_gaps(indices, 0, octets)
             kernels.decode_gaps(octets[:length], 0, one.size, back)
-            timed("codec", start, (yield Clock()))
+            times.add("codec", start, (yield Clock()))
     for _ in range(3):
         start = yield Clock()
         reduction.pair(one, other)
         middle = yield Clock()
-        timed("gamma", start, middle)
+        times.add("gamma", start, middle)
         reduction.densify(none)
-        timed("gamma_dense", middle, (yield Clock()))
+        times.add("gamma_dense", middle, (yield Clock()))
     for _ in range(3 if pieces else 0):
         start = yield Clock()
         filled = reduction.densify(_evenly(0, _FAR))
         memory.copy(filled._stored)
-        timed("gamma_far", start, (yield Clock()))
+        times.add("gamma_far", start, (yield Clock()))
         del filled
+
+
+def _time_dense(times: _Times, rank: int, ranks: int) -> Generator[Step, Any, None]:
+    """Time dense allreduces of 4 MiB and of one value, and a dense allgather of 4 MiB."""
     for _ in range(3):
-        array = _ones(1 << 20)  # a new array as in every operation: one that another core has just read takes twice as long
+        array = _ones(_SIZE)  # a new array as in every operation: one that another core has just read takes twice as long
         start = yield Clock()
-        if ranks > 1:
-            yield DenseAllreduce(array, SUM)
-        timed("dense", start, (yield Clock()))
-    blocks = tuple(pairwise(boundaries(1 << 20, ranks)))
+        yield DenseAllreduce(array, SUM)
+        times.add("dense", start, (yield Clock()))
+    blocks = tuple(pairwise(boundaries(_SIZE, ranks)))
     low, high = blocks[rank]
     for _ in range(3):
-        block = SparseStream._dense_form(np.ones(high - low, np.float32), 1 << 20, low, high, owned=True)
+        block = SparseStream._dense_form(np.ones(high - low, np.float32), _SIZE, low, high, owned=True)
         start = yield Clock()
-        if ranks > 1:
-            yield DenseAllgather(block, blocks, SUM)
-        timed("gathered", start, (yield Clock()))
+        yield DenseAllgather(block, blocks, SUM)
+        times.add("gathered", start, (yield Clock()))
     for _ in range(6):
         array = _ones(1)
         start = yield Clock()
-        if ranks > 1:
-            yield DenseAllreduce(array, SUM)
-        timed("alpha_dense", start, (yield Clock()))
-    of_gpu = {} if gpu is None else (yield from measure_device(*gpu))
-    volume = 2 * (ranks - 1) / ranks * (1 << 20) * 4
-    beta, near = (max(times[long] - times[short], 0.0) / (large.nbytes - small.nbytes) for long, short in _PAIRS)
+        yield DenseAllreduce(array, SUM)
+        times.add("alpha_dense", start, (yield Clock()))
+
+
+def _machine(times: _Times, ranks: int, sharing: float, faster_blocking: bool, pieces: bool, has_neighbours: bool) -> Machine:
+    """Return this rank's constants, given its times."""
+    volume = 2 * (ranks - 1) / ranks * _SIZE * 4
+    small, large = (_evenly(entries, _SIZE).nbytes for entries in (_SMALL, _LARGE))
+    beta, near = (max(times[long] - times[short], 0.0) / (large - small) for long, short in _PAIRS)
     if sharing > 1 or pieces:
         # With P = 3 on 2 cores the fastest megabyte took 0.01 to 0.1 ns a byte, by one rank while no other wanted its core, and with
         # P = 8 up to twice as long as the bytes of an allgather. Between hosts a wire may forgive the first bytes after a pause.
         gathered = times["gathered"] / (volume / 2) if ranks > 1 else 0.0
         # With several ranks per host, most data of an allgather comes from the same host, while messages to the rank half way round mostly
         # leave it, from all of its ranks at the same time.
-        beta = max(beta, gathered) if pieces and neighbours is not None else gathered
+        beta = max(beta, gathered) if pieces and has_neighbours else gathered
     beta_dense = times["dense"] / volume if ranks > 1 else 0.0
-    alpha = sharing * max(times["small"] - beta * small.nbytes, times["header"])
-    alpha_near = sharing * max(times["near_small"] - near * small.nbytes, 0.0)
-    ours = Machine(
+    alpha = sharing * max(times["small"] - beta * small, times["header"])
+    return Machine(
         alpha=alpha,
         beta=beta,
-        gamma=sharing * times["gamma"] / (one.stored + other.stored),
-        gamma_dense=sharing * times["gamma_dense"] / none.size,
+        gamma=sharing * times["gamma"] / (2 * _LARGE),
+        gamma_dense=sharing * times["gamma_dense"] / _SIZE,
         beta_dense=beta_dense,
         alpha_dense=times["alpha_dense"],
         # Of the polled sum's time at P = 2, Open MPI takes 0.2 to 0.4 from 1 MiB on, less for a byte than for one of a message, unless
@@ -148,17 +176,12 @@ def measure(
         # library is faster by much: 0.64 to 1.5 on 2 cores.
         beta_blocking=max(min(beta_dense, beta), _LEAST_BLOCKING * beta_dense) if faster_blocking and sharing <= 1 else beta_dense,
         trust=_TRUST_BETWEEN_HOSTS if pieces else _TRUST,
-        codec=sharing * times["codec"] / one.stored,
+        codec=sharing * times["codec"] / _LARGE,
         overlap=OVERLAP if pieces else 0.0,
-        alpha_local=alpha if neighbours is None else alpha_near,
-        beta_local=beta if neighbours is None else near,
-        gamma_far=sharing * (times["gamma_far"] / (2 * _FAR) if pieces else times["gamma_dense"] / none.size),
-        **of_gpu,
+        alpha_local=sharing * max(times["near_small"] - near * small, 0.0) if has_neighbours else alpha,
+        beta_local=near if has_neighbours else beta,
+        gamma_far=sharing * (times["gamma_far"] / (2 * _FAR) if pieces else times["gamma_dense"] / _SIZE),
     )
-    if ranks == 1:
-        return ours
-    records: list[bytes] = yield Share(pack_machine(ours))
-    return Machine(*(max(values) for values in zip(*map(_LAYOUT.unpack, records), strict=True)))
 
 
 def exchange_seconds(rank: int, ranks: int) -> Generator[Step, Any, float]:

@@ -132,29 +132,18 @@ def bench(
     were started are simulated, on a network with the latency and bandwidth measured here, or with --latency and --bandwidth. `plot` draws
     the curves.
     """
+    _check_options(context)
     if collective != ALLREDUCE:
-        if lossy or sweeps or csv_path is not None or device != "cpu":
-            raise click.UsageError(f"--lossy, --sweep, --csv and --device gpu are for {ALLREDUCE}: leave out either them or --collective")
         bench_collectives.run(context, names, json_path, {**chosen, "collective": collective})
         return
     xp = _array_module(device)
-    if (latency is not None or bandwidth is not None) and not sweeps:
-        raise click.UsageError("--latency and --bandwidth are for ranks that --sweep simulates: leave them out, or sweep ranks")
     if lossy:
-        if sweeps or csv_path is not None:
-            raise click.UsageError("--sweep and --csv are for the lossless algorithms: leave them out, or leave out --lossy")
-        if chosen["size"] is None:
-            raise click.UsageError("--size is missing: give the dimension N")
         bench_lossy.run(context, reducers, json_path, chosen, xp)
         return
     grid(sweeps, 1, chosen["size"], chosen["density"])  # reports missing options before MPI starts
     comm = world()
     points = grid(sweeps, comm.size, chosen["size"], chosen["density"])
     setting = Setting(**chosen | {"size": points[0].size, "density": points[0].density})
-    if setting.dtype.startswith("complex") and setting.op in ("min", "max"):
-        raise click.UsageError(f"{setting.dtype} values have no order, so there is no {setting.op}: give --op sum or prod")
-    if setting.op == MEAN.name and np.dtype(setting.dtype).kind == "i":
-        raise click.UsageError(f"the mean of {setting.dtype} values is not {setting.dtype}: give --op sum, or --dtype float32")
     on_rank_0(comm, lambda: check_output(json_path, csv_path))
     if sweeps:
         network = None if latency is None and bandwidth is None else _network(latency, bandwidth)
@@ -174,6 +163,24 @@ def bench(
     faults = dict.fromkeys(f"{name}: {fault}" for name, each in measured.items() for fault in each.faults)
     if faults:
         raise click.ClickException(f"wrong results: this is a bug in sparseallreduce, please report it: {'; '.join(faults)}")
+
+
+def _check_options(context: click.Context) -> None:
+    """Raise UsageError for options that do not go together."""
+    given = context.params
+    dtype, op, sweeps, table = given["dtype"], given["op"], given["sweeps"], given["csv_path"] is not None
+    if given["collective"] != ALLREDUCE and (given["lossy"] or sweeps or table or given["device"] != "cpu"):
+        raise click.UsageError(f"--lossy, --sweep, --csv and --device gpu are for {ALLREDUCE}: leave out either them or --collective")
+    if (given["latency"], given["bandwidth"]) != (None, None) and not sweeps:
+        raise click.UsageError("--latency and --bandwidth are for ranks that --sweep simulates: leave them out, or sweep ranks")
+    if given["lossy"] and (sweeps or table):
+        raise click.UsageError("--sweep and --csv are for the lossless algorithms: leave them out, or leave out --lossy")
+    if given["lossy"] and given["size"] is None:
+        raise click.UsageError("--size is missing: give the dimension N")
+    if dtype.startswith("complex") and op in ("min", "max"):
+        raise click.UsageError(f"{dtype} values have no order, so there is no {op}: give --op sum or prod")
+    if op == MEAN.name and np.dtype(dtype).kind == "i":
+        raise click.UsageError(f"the mean of {dtype} values is not {dtype}: give --op sum, or --dtype float32")
 
 
 def _network(latency: float | None, bandwidth: float | None) -> sar.Network:

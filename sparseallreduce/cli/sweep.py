@@ -61,11 +61,6 @@ def values_of(name: str, text: str) -> list[Any]:
     ValueError
         If the text is not a valid sweep, or a value is out of range.
 
-    Raises
-    ------
-    ValueError
-        If the text is none, or a value is out of range.
-
     >>> values_of("ranks", "2,4,8")
     [2, 4, 8]
     >>> values_of("size", "1e2:1e4:log3")
@@ -73,16 +68,8 @@ def values_of(name: str, text: str) -> list[Any]:
     >>> values_of("density", "0:0.1:lin3")
     [0.0, 0.05, 0.1]
     """
-    first, *rest = text.split(":")
-    if not rest:
-        found = [_number(each) for each in first.split(",")]
-    else:
-        if len(rest) != 2 or rest[1][:3] not in ("log", "lin") or not rest[1][3:].isdecimal() or not 2 <= int(rest[1][3:]) <= _MOST:
-            raise ValueError(f"{text!r} is no range: {_HOW}")
-        low, high, count = _number(first), _number(rest[0]), int(rest[1][3:])
-        if rest[1].startswith("log") and not (low > 0 and high > 0):
-            raise ValueError("both ends of a log range must be above 0: give a list of values, or lin")
-        found = (np.geomspace if rest[1].startswith("log") else np.linspace)(low, high, count).tolist()
+    is_range = ":" in text
+    found = _range(text) if is_range else [_number(each) for each in text.split(",")]
     if name == "density":
         found = [float(f"{value:.12g}") for value in found]
         if not all(0 <= value <= 1 for value in found):
@@ -90,11 +77,24 @@ def values_of(name: str, text: str) -> list[Any]:
         return sorted(set(found))
     least = 1 if name == "ranks" else 0
     whole = [round(value) for value in found]
-    if not rest and any(value != exact for value, exact in zip(whole, found)):
+    if not is_range and any(value != exact for value, exact in zip(whole, found)):
         raise ValueError(f"{name} must be whole numbers")
     if min(whole) < least:
         raise ValueError(f"{name} must be at least {least}")
     return sorted(set(whole))
+
+
+def _range(text: str) -> list[float]:
+    """Return the values of a range such as "1:100:log3"."""
+    low, high, spacing = [*text.split(":"), "", ""][:3]
+    count = spacing[3:]
+    if text.count(":") != 2 or spacing[:3] not in ("log", "lin") or not count.isdecimal() or not 2 <= int(count) <= _MOST:
+        raise ValueError(f"{text!r} is no range: {_HOW}")
+    ends = _number(low), _number(high)
+    if spacing.startswith("log") and min(ends) <= 0:
+        raise ValueError("both ends of a log range must be above 0: give a list of values, or lin")
+    values: list[float] = (np.geomspace if spacing.startswith("log") else np.linspace)(*ends, int(count)).tolist()
+    return values
 
 
 def _number(text: str) -> float:

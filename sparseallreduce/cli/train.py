@@ -7,14 +7,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import numpy as np
 from click.core import ParameterSource
 
 from sparseallreduce.algorithms import algorithms
-from sparseallreduce.cli import train_options, train_runs
+from sparseallreduce.cli import train_conflicts, train_options, train_runs
 from sparseallreduce.cli.device import array_module_of, device_option
 from sparseallreduce.cli.inputs import (
     INPUT_FILE,
@@ -31,24 +31,23 @@ from sparseallreduce.cli.metrics_options import asked_metrics, metrics_lines, me
 from sparseallreduce.cli.numbers import Whole
 from sparseallreduce.cli.progress import progress_option, write_line
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, write_report
+from sparseallreduce.cli.train_prepared import Prepared, prepare
 from sparseallreduce.cli.train_samples import Samples, read_samples
-from sparseallreduce.cli.train_search import search
+from sparseallreduce.cli.train_search import Search, search
 from sparseallreduce.cli.train_table import compared, comparison, record
-from sparseallreduce.linear.data.feature_scaling import in_one_unit
-from sparseallreduce.linear.data.occurring import only_occurring
 from sparseallreduce.linear.data.parts import Data
 from sparseallreduce.linear.defaults import AUTO, DUAL, SGD, SOLVERS, Penalty, chosen_solver, in_rounds, svm_loss
 from sparseallreduce.linear.metrics import evaluate_scores, scores_of
-from sparseallreduce.linear.model_file import FittedModel, ModelFileError, load_model, save_model, scores_for
-from sparseallreduce.linear.models import LOSSES, MODELS, Hinge, Logistic
+from sparseallreduce.linear.model_file import FittedModel, load_model, save_model
+from sparseallreduce.linear.models import LOSSES, MODELS, Hinge
 from sparseallreduce.linear.multiclass import CHOICES
-from sparseallreduce.linear.strategies import LOSSY, STRATEGIES, ParameterServer
+from sparseallreduce.linear.strategies import LOSSY, STRATEGIES
 from sparseallreduce.linear.strategies.lossy import DENSITY
 from sparseallreduce.linear.training.early_stopping import WATCHED
 from sparseallreduce.linear.training.schedules import SCHEDULES
 from sparseallreduce.linear.weights import UPDATES
 from sparseallreduce.runtime.communicators import world
-from sparseallreduce.runtime.objects import agreed, broadcast_arrays, gather
+from sparseallreduce.runtime.objects import agreed, gather
 
 _ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
 _COUNT = Whole(min=1)
@@ -272,16 +271,9 @@ def train(data: Data, test: Path | None, initial_model: Path | None, json_path: 
 
     On SIGINT or SIGTERM, at any rank, all ranks write a checkpoint, if --checkpoint is given, and end with status 1.
     """
-    asked, given = train_options.searched(chosen), _given()
-    chosen = asked
-    solver = chosen["solver"]
-    if solver == AUTO:
-        solver = SGD if train_options.asks_for_steps(chosen, given) else DUAL
-    asked = asked | {"solver": solver, "solver_given": solver == SGD or chosen["solver"] != AUTO}
-    if asked["model"] == Hinge.name and asked["loss"] is None:
-        asked = asked | {"loss": svm_loss(solver, False)}
+    asked, given = _asked(chosen), _given()
     chosen = train_options.completed(asked, initial_model is not None, given)
-    train_options.check(chosen, test is not None)
+    train_conflicts.check(chosen, test is not None)
     array_module_of(chosen["device"])
     if both_standard_input(data, test):
         raise click.UsageError("standard input, -, can be read only once: give another file for DATA or --test")
@@ -299,87 +291,108 @@ def train(data: Data, test: Path | None, initial_model: Path | None, json_path: 
     chosen = _with_solver(asked, chosen, samples, given, test is not None, comm.size)
     if not chosen["solver_given"]:
         say(f"solver {chosen['solver']}, {_penalty(chosen)}")
-    start = _initial_weights(initial_model, samples, chosen["intercept"], comm)
-    if start is not None:
-        chosen = chosen | {"intercept": len(start) > samples.training.features}
-    rounds = in_rounds(chosen["solver"])
-    features = only_occurring(samples.training, comm) if start is None else None
-    numbered = samples if features is None else samples.numbered(features)
-    scales = _scales(numbered, chosen, comm)
-    if scales is not None:
-        numbered = numbered.scaled(scales)
-        if start is not None:
-            start[: len(scales)] = (start[: len(scales)].T * scales).T
-    name, values = train_options.strengths(chosen)
-    found = None if chosen["folds"] is None else search(numbered, chosen, start, comm)
+    prepared, chosen = prepare(samples, initial_model, chosen, comm)
+    outcome = _trained(prepared, chosen, comm, say)
+    best, numbered = outcome.best, prepared.samples
+    measured = _measured(best.fitted, numbered, metrics, comm) if chosen["metrics"] or (json_path and samples.testing) else {}
+    if chosen["metrics"]:
+        for of, figures in measured.items():
+            say(f"{of} set:\n{metrics_lines(figures, best.fitted)}")
+    results = {
+        **_results(samples, outcome, chosen, gather(comm, _peak_memory())),
+        "metrics": {of: metrics_record(figures, best.fitted) for of, figures in measured.items()},
+    }
+    machine = environment(comm)
+
+    def write() -> None:
+        if model_out is not None:
+            save_model(model_out, replace(prepared.restored(best.fitted), encoding=samples.training.encoding))
+        if json_path is not None:
+            further = outcome.record(samples.testing is not None, chosen["validation"] is not None, chosen["densities"])
+            write_report(json_path, "train", click.get_current_context().params | chosen, machine, results, **further)
+
+    agreed(comm, write if comm.rank == 0 else lambda: None)
+
+
+class _Outcome(NamedTuple):
+    """What was trained: a run for each strength of the penalty."""
+
+    name: str  # of the option that sets the strength
+    values: tuple[Any, ...]
+    runs: list[train_runs.Run]
+    found: Search | None
+
+    @property
+    def best(self) -> train_runs.Run:
+        return min(self.runs, key=lambda run: run.cost)
+
+    def record(self, *known: bool) -> dict[str, Any]:
+        """Return the epochs of the best run, of all runs, and the search, as JSON has them."""
+        records = {id(run): [record(epoch, *known) for epoch in run.history] for run in self.runs}
+        further: dict[str, Any] = {"epochs": records[id(self.best)]}
+        if len(self.runs) > 1:
+            further["models"] = [
+                {self.name: value, "l2": run.l2, "best_epoch": run.best_epoch, "epochs": records[id(run)]}
+                for value, run in zip(self.values, self.runs, strict=True)
+            ]
+        if self.found is not None:
+            further["search"] = self.found.record()
+        return further
+
+
+def _asked(chosen: dict[str, Any]) -> dict[str, Any]:
+    """Return the options with the solver that they ask for, and its loss of a support vector machine."""
+    asked = train_options.searched(chosen)
+    solver = asked["solver"]
+    if solver == AUTO:
+        solver = SGD if train_options.asks_for_steps(asked, _given()) else DUAL
+    asked = asked | {"solver": solver, "solver_given": solver == SGD or asked["solver"] != AUTO}
+    if asked["model"] == Hinge.name and asked["loss"] is None:
+        asked = asked | {"loss": svm_loss(solver, False)}
+    return asked
+
+
+def _trained(prepared: Prepared, chosen: dict[str, Any], comm: Any, say: Callable[[str], None]) -> _Outcome:
+    """Train a model for each strength of the penalty, or search for the best one first; collective."""
+    numbered, (name, values) = prepared.samples, train_options.strengths(chosen)
+    found = None if chosen["folds"] is None else search(numbered, chosen, prepared.start, comm)
     if found is not None:
         for line in found.lines():
             say(line)
         values = (found.best,)
     each = [train_runs.penalised(numbered, chosen | {name: value}) for value in values]
+    rounds = in_rounds(chosen["solver"])
     runs = [
-        train_runs.in_rounds(numbered, one, comm, say) if rounds else train_runs.by_steps(numbered, one, start, comm, say) for one in each
+        train_runs.in_rounds(numbered, one, comm, say) if rounds else train_runs.by_steps(numbered, one, prepared.start, comm, say)
+        for one in each
     ]
-    best = min(runs, key=lambda run: run.cost)
+    outcome = _Outcome(name, values, runs, found)
     if len(runs) > 1:
         say(comparison(name))
         for value, run in zip(values, runs, strict=True):
-            say(compared(value, run.history, run.best_epoch, run is best))
-    measured = _measured(best.fitted, numbered, metrics, comm) if chosen["metrics"] or (json_path and samples.testing) else {}
-    if chosen["metrics"]:
-        for of, figures in measured.items():
-            say(f"{of} set:\n{metrics_lines(figures, best.fitted)}")
+            say(compared(value, run.history, run.best_epoch, run is outcome.best))
+    return outcome
 
-    results = {
+
+def _results(samples: Samples, outcome: _Outcome, chosen: dict[str, Any], peak_memory: list[int]) -> dict[str, Any]:
+    """Return the results as JSON has them, without metrics."""
+    best = outcome.best
+    return {
         "samples": samples.training.total_samples,
         "test_samples": None if samples.testing is None else samples.testing.total_samples,
         "features": samples.training.features,
         "classes": len(samples.classes) if samples.classes else None,
         "nonzeros": samples.nonzeros,
         "nonzeros_per_second": best.speed,
-        "peak_memory": gather(comm, _peak_memory()),
-        "seconds": {"read": samples.seconds, "train": sum(epoch.seconds["total"] for run in runs for epoch in run.history)},
+        "peak_memory": peak_memory,
+        "seconds": {"read": samples.seconds, "train": sum(epoch.seconds["total"] for run in outcome.runs for epoch in run.history)},
         "solver": chosen["solver"],
-        "C": values[runs.index(best)] if name == "C" else None,
+        "C": outcome.values[outcome.runs.index(best)] if outcome.name == "C" else None,
         "l2": best.l2,
         "best_epoch": best.best_epoch,
         "batch_size": best.batch_size,
-        "metrics": {of: metrics_record(figures, best.fitted) for of, figures in measured.items()},
         "picked": best.picked,
     }
-    machine = environment(comm)
-
-    def write() -> None:
-        if model_out is not None:
-            learned = best.fitted if scales is None else replace(best.fitted, weights=best.fitted.weights / scales)
-            if features is not None:
-                learned = replace(learned, weights=features.restored(learned.weights, samples.nonzeros))
-            save_model(model_out, replace(learned, encoding=samples.training.encoding))
-        if json_path is not None:
-            known = samples.testing is not None, chosen["validation"] is not None, chosen["densities"]
-            records = {id(run): [record(epoch, *known) for epoch in run.history] for run in runs}
-            further: dict[str, Any] = {"epochs": records[id(best)]}
-            if len(runs) > 1:
-                further["models"] = [
-                    {name: value, "l2": run.l2, "best_epoch": run.best_epoch, "epochs": records[id(run)]}
-                    for value, run in zip(values, runs, strict=True)
-                ]
-            if found is not None:
-                further["search"] = found.record()
-            write_report(json_path, "train", click.get_current_context().params | chosen, machine, results, **further)
-
-    agreed(comm, write if comm.rank == 0 else lambda: None)
-
-
-def _scales(samples: Samples, chosen: dict[str, Any], comm: Any) -> np.ndarray | None:
-    """Return scales by which adaptive steps divide features whose units differ, None for no scaling; collective.
-
-    Solvers in rounds scale features by themselves. Plain SGD does not, because its given rate suits the features as they are.
-    """
-    serves = issubclass(STRATEGIES[chosen["strategy"]], ParameterServer)
-    if in_rounds(chosen["solver"]) or chosen["update"] != "ftrl" or serves or any(gather(comm, samples.training.pages is not None)):
-        return None
-    return in_one_unit(samples.training, comm)
 
 
 def _asked_metrics(samples: Samples, asked: tuple[str, ...] | None) -> list[str]:
@@ -413,7 +426,7 @@ def _with_solver(
     solver = chosen_solver(AUTO, samples.model, training.features, density, least, large, held, ranks, chosen["gap"])
     if solver != chosen["solver"]:
         chosen = train_options.completed(asked | {"solver": solver}, False, given)
-        train_options.check(chosen, tested)
+        train_conflicts.check(chosen, tested)
     return chosen
 
 
@@ -436,49 +449,6 @@ def _given() -> set[str]:
     """Return the names of the options given on the command line."""
     context = click.get_current_context()
     return {name for name in context.params if context.get_parameter_source(name) != ParameterSource.DEFAULT}
-
-
-def _initial_weights(path: Path | None, samples: Samples, intercept: bool | None, comm: Any) -> np.ndarray | None:
-    """Read the weights of a model file on rank 0, and return them in the layout of a run on these samples; collective.
-
-    They include an ``intercept`` if that is true, or if it is None and the model has one.
-    """
-    if path is None:
-        return None
-
-    def read() -> np.ndarray:
-        found = load_model(path)
-        fault = _unfit(found, samples, intercept)
-        if fault is not None:
-            raise ModelFileError(f"training cannot start from {path}: {fault}")
-        weights, shifts = scores_for(samples.model, found)
-        more = bool(np.any(found.intercept)) if intercept is None else intercept
-        start = np.zeros((samples.training.features + more, *weights.shape[1:]), samples.training.values.dtype)
-        start[: found.n_features] = weights
-        start[samples.training.features :] = shifts
-        return start
-
-    start = agreed(comm, lambda: read() if comm.rank == 0 else None)
-    return broadcast_arrays(comm, None if start is None else {"start": start})["start"]
-
-
-def _unfit(found: FittedModel, samples: Samples, intercept: bool | None) -> str | None:
-    """Return the reason why a run on these samples cannot start from a model, None if it can."""
-    features, model, scores = samples.training.features, samples.model, np.atleast_2d(found.weights).shape[0]
-    two = model.columns == 2  # a model file stores the scores of two classes as one
-    if found.model != (Logistic.name if two else model.name) or scores != (1 if two else model.columns or 1):
-        wanted = "one" if two or model.columns is None else f"{model.columns}, one per class"
-        return f"it is a {found.model!r} model with {scores} score{'s' * (scores > 1)}, but --model is {model.name}, with {wanted}"
-    if found.loss != model.variant:
-        return f"its loss is {found.loss or 'the default'}, but --loss is {model.loss_name}"
-    if found.n_features > features:
-        return f"it has {found.n_features} features, but the samples have {features}: give --features {found.n_features}"
-    if samples.classes is not None and found.classes.tolist() != list(samples.classes):
-        theirs, ours = (" and ".join(map(str, classes)) for classes in (found.classes.tolist(), samples.classes))
-        return f"its classes are {theirs}, but those of the samples are {ours}"
-    if np.any(found.intercept) and intercept is False:
-        return "it has an intercept: leave --no-intercept out"
-    return None
 
 
 def _peak_memory() -> int:

@@ -1,8 +1,7 @@
-"""The options of `sparseallreduce train`: checks of their combinations, and the parts of a trainer that they describe."""
+"""The options of `sparseallreduce train`: their defaults, and the parts of a trainer that they describe."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ import click
 from sparseallreduce.linear.data.label_words import is_name
 from sparseallreduce.linear.data.labels import BALANCED
 from sparseallreduce.linear.defaults import COCOA, DUAL, SGD, Factors, Penalty, in_rounds
-from sparseallreduce.linear.models import LOSSES, MODELS, OF_EPSILON, Hinge, LinearModel, model_of
+from sparseallreduce.linear.models import MODELS, OF_EPSILON, Hinge, LinearModel, model_of
 from sparseallreduce.linear.strategies import (
     LOSSY,
     STRATEGIES,
@@ -30,19 +29,20 @@ __all__ = [
     "BATCH",
     "CLASSES_BETA",
     "CLASSES_RATE",
+    "DECAY",
     "RATES",
     "STEPS",
     "ClassWeights",
     "Numbers",
     "asks_for_steps",
     "batch_size",
-    "check",
     "checkpoints",
     "completed",
     "default_c",
     "descent",
     "factors",
     "model",
+    "of_sgd_alone",
     "schedule",
     "searched",
     "stopping",
@@ -66,7 +66,7 @@ _OF_SGD = (
 )
 
 # The parameter of each schedule that --decay sets.
-_DECAY = {"inverse-scaling": "power", "inverse-time": "halving", "step-decay": "factor", "bold-driver": "cut", "plateau": "factor"}
+DECAY = {"inverse-scaling": "power", "inverse-time": "halving", "step-decay": "factor", "bold-driver": "cut", "plateau": "factor"}
 
 
 class ClassWeights(click.ParamType):  # type: ignore[type-arg]  # generic in later versions of click
@@ -165,16 +165,25 @@ def completed(chosen: dict[str, Any], started: bool, given: set[str]) -> dict[st
     if unsuitable is not None:
         theirs = SGD if rounds else DUAL
         raise click.UsageError(f"--{unsuitable.replace('_', '-')} is for --solver {theirs}: leave it out, or use it")
-    if rounds:
-        chosen = chosen | {"strategy": SparseStrategy.name}
-        several = "ovr" if chosen["multiclass"] == "auto" and chosen["solver"] == COCOA else chosen["multiclass"]
-        gap = 1e-3 if chosen["gap"] is None and chosen["solver_given"] else chosen["gap"]
-        default = {"epochs": _default(chosen["epochs"], 1000), "gap": gap, "multiclass": several}
-        intercept = chosen["intercept"] is not False if chosen["solver"] != COCOA else bool(chosen["intercept"])
-        return chosen | default | {"intercept": intercept}
+    return _completed_rounds(chosen) if rounds else _completed_steps(chosen, started, given)
+
+
+def _completed_rounds(chosen: dict[str, Any]) -> dict[str, Any]:
+    """Return all options of a solver that works in rounds."""
+    cocoa = chosen["solver"] == COCOA
+    return chosen | {
+        "strategy": SparseStrategy.name,
+        "epochs": _default(chosen["epochs"], 1000),
+        "gap": 1e-3 if chosen["gap"] is None and chosen["solver_given"] else chosen["gap"],
+        "multiclass": "ovr" if chosen["multiclass"] == "auto" and cocoa else chosen["multiclass"],
+        "intercept": bool(_default(chosen["intercept"], not cocoa)),
+    }
+
+
+def _completed_steps(chosen: dict[str, Any], started: bool, given: set[str]) -> dict[str, Any]:
+    """Return all options of training by steps."""
     chosen = chosen | {"epochs": _default(chosen["epochs"], 10)}
-    of_sgd = chosen["learning_rate"] is not None or chosen["strategy"] in LOSSY or started or _of_sgd_alone(chosen)
-    update = chosen["update"] or ("sgd" if of_sgd and chosen["strategy"] != LocalStepsStrategy.name else "ftrl")
+    update = chosen["update"] or _update(chosen, started)
     if update == "arow" and "model" not in given:
         chosen = chosen | {"model": Hinge.name}
     damped = update == "ftrl" and MODELS[chosen["model"]].classifies
@@ -189,11 +198,17 @@ def completed(chosen: dict[str, Any], started: bool, given: set[str]) -> dict[st
     return chosen | {"update": update, "learning_rate": rate, "beta": beta, "picks": picks}
 
 
+def _update(chosen: dict[str, Any], started: bool) -> str:
+    """Return the update for the other options; ``started`` tells whether an initial model is given."""
+    of_sgd = chosen["learning_rate"] is not None or chosen["strategy"] in LOSSY or started or of_sgd_alone(chosen)
+    return "sgd" if of_sgd and chosen["strategy"] != LocalStepsStrategy.name else "ftrl"
+
+
 def _default(value: Any, default: Any) -> Any:
     return default if value is None else value
 
 
-def _of_sgd_alone(chosen: dict[str, Any]) -> list[str]:
+def of_sgd_alone(chosen: dict[str, Any]) -> list[str]:
     """Return the given options that do not apply to adaptive weights, or are not designed for them."""
     given = [f"--{name.replace('_', '-')}" for name in ("momentum", "nesterov", "average", "scale_with_batch") if chosen[name]]
     if chosen["schedule"] != "constant":
@@ -201,108 +216,6 @@ def _of_sgd_alone(chosen: dict[str, Any]) -> list[str]:
     if chosen["strategy"] == AsynchronousParameterServer.name:
         given.append(f"--strategy {chosen['strategy']}")
     return given
-
-
-def check(chosen: dict[str, Any], tested: bool) -> None:
-    """Raise an error for options that do not fit together.
-
-    Raises
-    ------
-    click.UsageError
-        Says what to change.
-    """
-    kind = STRATEGIES[chosen["strategy"]]
-    decays = chosen["schedule"] in _DECAY
-    (name, values), watch, folds = strengths(chosen), chosen["early_stopping"] or "", chosen["folds"]
-    several, solver = len(values) > 1, chosen["solver"]
-    factors = [factor for factor in values if name == "l2"]
-    rounds, dual = in_rounds(solver), solver in (DUAL, COCOA) and chosen["solver_given"]
-    wrong = {
-        "--C and --l2 both set the penalty: leave one of them out": chosen["C"] is not None and bool(factors),
-        "--C and --l1 both set the penalty: leave one of them out": chosen["C"] is not None and chosen["l1"] > 0,
-        f"--solver {solver} has no loss of --model {chosen['model']}: use --solver sgd": dual and not MODELS[chosen["model"]].classifies,
-        f"--solver {solver} needs a penalty: give a --l2 above 0, or leave it out": dual and not all(factor > 0 for factor in factors),
-        "--beta is for --update ftrl: leave it out, or use it": bool(chosen["beta"]) and chosen["update"] != "ftrl",
-        f"--early-stopping watches {watch}, which is for --solver sgd: watch another metric": rounds and watch.startswith("progressive"),
-        "--strategy local is for --update ftrl: leave it out, or use it": kind is LocalStepsStrategy and chosen["update"] != "ftrl",
-        "--algorithm is for the strategies sparse and overlapped: leave it out, or use one of them": chosen["algorithm"] != "auto"
-        and not issubclass(kind, SparseStrategy),
-        f"--density is for the strategies {', '.join(LOSSY)}: leave it out, or use one of them": chosen["density"] is not None
-        and not issubclass(kind, LossyStrategy),
-        "--servers is for the strategies ps-sync and ps-async: leave it out, or use one of them": chosen["servers"] != 1
-        and not issubclass(kind, ParameterServer),
-        "--decay is for all schedules but constant: leave it out, or choose one": chosen["decay"] is not None and not decays,
-        "--decay-epochs is for --schedule step-decay and plateau: leave it out, or use one of them": chosen["decay_epochs"] is not None
-        and chosen["schedule"] not in ("step-decay", "plateau"),
-        "--warmup needs a scaled learning rate: give --scale-with-batch too": chosen["warmup"] > 0 and chosen["scale_with_batch"] is None,
-        "--nesterov needs momentum: give --momentum too": chosen["nesterov"] and not chosen["momentum"],
-        f"--average starts after the last of {chosen['epochs']} epochs: lower it, or raise --epochs": (chosen["average"] or 0)
-        > max(1, chosen["epochs"]),
-        "--patience and --tolerance are for early stopping: give --early-stopping too": chosen["early_stopping"] is None
-        and (chosen["patience"] is not None or chosen["tolerance"] is not None),
-        "--early-stopping watches the test set: give --test too": watch.startswith("test") and not tested,
-        "--early-stopping watches held-out samples: give --validation too": watch.startswith("validation") and chosen["validation"] is None,
-        f"--early-stopping watches {watch}, which --evaluate-every 0 turns off: watch progressive_loss, or evaluate": not chosen[
-            "evaluate_every"
-        ]
-        and watch.startswith(("train", "test", "validation")),
-        "--validation needs evaluations, which --evaluate-every 0 turns off: leave out one of them": chosen["validation"] is not None
-        and not chosen["evaluate_every"],
-        f"choosing among several --{name} needs held-out samples: give --validation or --folds too": several
-        and chosen["validation"] is None
-        and folds is None,
-        f"--checkpoint stores the state of one run: give one --{name}, and leave out --folds": (several or folds is not None)
-        and chosen["checkpoint"] is not None,
-        "--folds compares several penalties: give them, as --C 0.01,0.1,1,10, or --C search": folds is not None and values == (None,),
-        "--folds and --validation both set the samples to hold out: leave one of them out": folds is not None
-        and chosen["validation"] is not None,
-        "--folds needs trained models: raise --epochs": folds is not None and chosen["epochs"] == 0,
-        "--resume and the options of checkpoints need --checkpoint": chosen["checkpoint"] is None
-        and (chosen["resume"] or chosen["checkpoint_every_steps"] is not None or chosen["checkpoint_minutes"] is not None),
-        "--class-weight is for classes: leave it out, or use --model logistic or svm": chosen["class_weight"] is not None
-        and not MODELS[chosen["model"]].classifies,
-        "--multiclass is for classes: leave it out, or use --model logistic or svm": chosen["multiclass"] != "auto"
-        and not MODELS[chosen["model"]].classifies,
-        "--multiclass multinomial is a logistic model: use --multiclass ovr, or --model logistic": chosen["multiclass"] == "multinomial"
-        and chosen["model"] not in ("logistic", "linear"),
-        f"--loss of --model {chosen['model']} is {' or '.join(LOSSES[chosen['model']])}: use one of them": chosen["loss"] is not None
-        and chosen["loss"] not in LOSSES[chosen["model"]],
-        f"--epsilon is for --loss {', '.join(OF_EPSILON)}: leave it out, or use one of them": chosen["epsilon"] is not None
-        and chosen["loss"] not in OF_EPSILON,
-        "--quantile is for --loss quantile: leave it out, or use it": chosen["quantile"] is not None and chosen["loss"] != "quantile",
-        "the product of --learning-rate and --l2 must be below 1 minus --momentum: lower one of them": chosen["update"] == "sgd"
-        and 1 - chosen["momentum"] <= chosen["learning_rate"] * max(factors, default=0.0),
-        "--l2 must be a finite number": not all(map(math.isfinite, factors)),
-    }
-    if chosen["update"] not in (None, "sgd") and (given := _of_sgd_alone(chosen)):
-        wrong[f"{given[0]} is for --update sgd: leave it out, or use it"] = True
-    if chosen["update"] == "arow":
-        of_svm = f"--update arow is for --model svm: leave --model {chosen['model']} out, or use --update ftrl"
-        without = f"--strategy {chosen['strategy']} does not support --update arow: use ftrl, or --strategy sparse or dense"
-        wrong |= {of_svm: chosen["model"] != Hinge.name, without: not kind.sums_batches}
-    if chosen["device"] == "gpu":
-        wrong |= {f"--device gpu does not support {what}": holds for what, holds in _unsupported_on_gpu(chosen).items()}
-    wrong["--C must be a finite number"] = name == "C" and not all(math.isfinite(value or 0.0) for value in values)
-    for name in ("epsilon", "gap", "beta", "learning_rate", "l1", "decay", "tolerance", "checkpoint_minutes"):
-        wrong[f"--{name.replace('_', '-')} must be a finite number"] = not math.isfinite(chosen[name] or 0.0)
-    for message, holds in wrong.items():
-        if holds:
-            raise click.UsageError(message)
-
-
-def _unsupported_on_gpu(chosen: dict[str, Any]) -> dict[str, bool]:
-    """Return what GPUs do not support, with an alternative for each, and whether the options ask for it."""
-    kind = STRATEGIES[chosen["strategy"]]
-    instead, worked = "leave it out, or leave out --device", f"sparse, dense or one of {', '.join(LOSSY)}"
-    return {
-        f"--solver {chosen['solver']}: use --solver sgd, or leave out --device": in_rounds(chosen["solver"]),
-        f"--strategy {chosen['strategy']}: use {worked}, or leave out --device": "gpu" not in kind.devices,
-        "--update arow: use ftrl or sgd, or leave out --device": chosen["update"] == "arow",
-        f"--momentum: {instead}": chosen["momentum"] > 0,
-        f"--average: {instead}": chosen["average"] is not None,
-        "--l1 with --update sgd: use --update ftrl, or leave it out": chosen["l1"] > 0 and chosen["update"] == "sgd",
-        f"--threads: {instead}": chosen["threads"] != 1,
-    }
 
 
 def model(chosen: dict[str, Any]) -> LinearModel:
@@ -341,7 +254,7 @@ def schedule(chosen: dict[str, Any], steps: int, batch: int) -> Schedule:
     if name == "plateau" and epochs:
         options["patience"] = epochs
     if decay is not None:
-        options[_DECAY[name]] = decay * steps if name == "inverse-time" else decay
+        options[DECAY[name]] = decay * steps if name == "inverse-time" else decay
     try:
         base: Schedule = SCHEDULES[name](rate, **options)
     except ValueError as error:

@@ -28,6 +28,7 @@ from sparseallreduce.linear.models import LinearModel
 from sparseallreduce.linear.solvers import Figures, RoundOptions, RoundTrainer
 from sparseallreduce.linear.strategies import STRATEGIES, ParameterServer
 from sparseallreduce.linear.training.batches import divided, held_out
+from sparseallreduce.linear.training.checkpoint import Checkpoint
 from sparseallreduce.linear.training.picking import CANDIDATES, Pick, picked
 from sparseallreduce.linear.training.trainer import Epoch, Options, SparseBatchWarning, Trainer
 from sparseallreduce.linear.weights import Descent
@@ -187,16 +188,9 @@ def _trainer(
     for remark in remarks:
         say(remark)
     kind = STRATEGIES[chosen["strategy"]]
-    workers = comm.size - chosen["servers"] if issubclass(kind, ParameterServer) and comm.size > 1 else comm.size
     share = chosen["validation"] or 0.0
     total = training.total_samples - held_out(training.total_samples, share)
-    size = train_options.batch_size(chosen, total, workers)
-    if found is not None and chosen["batch_size"] is None:
-        size = found.whole_number("batch_size")
-    batch = size * workers
-    if found is not None and found.whole_number("batch_size") == size and found.whole_number("batch of all ranks") != batch:
-        batch = found.whole_number("batch of all ranks")
-        say(f"a step uses {batch:,} samples, as before, now from {workers} rank{'s' if workers > 1 else ''}")
+    size, batch = _batch(total, chosen, found, comm, say)
     steps = -(-total // batch)
     if chosen["update"] == "arow" and model.columns is not None:
         raise click.UsageError(f"--update arow supports two classes, but there are {model.columns}: use --update ftrl")
@@ -212,19 +206,18 @@ def _trainer(
             return replace(base, beta=beta * gradient_unit(moments, nonzeros, samples))
 
         beta = chosen["beta"]
+        began = time.perf_counter()
+        choice = None
         if chosen["picks"]:
-            began = time.perf_counter()
-            choice: Pick | None
-            if found is None:
-                division = divided(training, share, chosen["seed"], comm)
-                choice = picked(model, training, comm, division, damped, batch, size, chosen["seed"], unit)
-            else:  # the choice stored in the checkpoint; older checkpoints have none
-                rates = found.identity.get("schedule")
-                choice = next((each for each in CANDIDATES if described(each.schedule(steps)) == rates), None)
-            if choice is not None:
-                pick = choice._asdict() | {"seconds": time.perf_counter() - began}
-                schedule, beta = choice.schedule(steps), choice.beta
-                say(f"learning rate {choice.rate:g}, beta {choice.beta:g}, by the progressive loss of the first samples")
+            choice = (
+                picked(model, training, comm, divided(training, share, chosen["seed"], comm), damped, batch, size, chosen["seed"], unit)
+                if found is None
+                else _picked_before(found, steps)
+            )
+        if choice is not None:
+            pick = choice._asdict() | {"seconds": time.perf_counter() - began}
+            schedule, beta = choice.schedule(steps), choice.beta
+            say(f"learning rate {choice.rate:g}, beta {choice.beta:g}, by the progressive loss of the first samples")
         descent = damped(beta, batch)
     strategy = kind(training, comm, descent, **train_options.strategy_options(chosen))
     if start is not None:
@@ -247,6 +240,28 @@ def _trainer(
         trainer.resume(found)
         say(f"resumed after step {trainer.step:,}, in epoch {len(trainer.history) + 1}")
     return trainer, pick
+
+
+def _batch(total: int, chosen: dict[str, Any], found: Checkpoint | None, comm: Any, say: Callable[[str], None]) -> tuple[int, int]:
+    """Return the samples of a step on each rank, and on all ranks, which a resumed run keeps for any number of ranks."""
+    serves = issubclass(STRATEGIES[chosen["strategy"]], ParameterServer)
+    workers = comm.size - chosen["servers"] if serves and comm.size > 1 else comm.size
+    size = train_options.batch_size(chosen, total, workers)
+    if found is None:
+        return size, size * workers
+    if chosen["batch_size"] is None:
+        size = found.whole_number("batch_size")
+    batch = size * workers
+    if found.whole_number("batch_size") == size and found.whole_number("batch of all ranks") != batch:
+        batch = found.whole_number("batch of all ranks")
+        say(f"a step uses {batch:,} samples, as before, now from {workers} rank{'s' if workers > 1 else ''}")
+    return size, batch
+
+
+def _picked_before(found: Checkpoint, steps: int) -> Pick | None:
+    """Return the choice that is stored in a checkpoint; older checkpoints have none."""
+    rates = found.identity.get("schedule")
+    return next((each for each in CANDIDATES if described(each.schedule(steps)) == rates), None)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from sparseallreduce.algorithms.collectives.call import Collective, CollectiveCa
 from sparseallreduce.algorithms.collectives.cost import MODELS, arriving_bytes, predicted_times
 from sparseallreduce.algorithms.collectives.cost import choose as choose_collective
 from sparseallreduce.algorithms.cost import Machine, Problem, copy_time, sent_bytes
-from sparseallreduce.algorithms.overlap import estimated, sample_bytes, sample_of, share_records
+from sparseallreduce.algorithms.overlap import Overlap, estimated, sample_bytes, sample_of, share_records
 from sparseallreduce.algorithms.steps import Share, Step
 from sparseallreduce.runtime.communicators import channel_of, resolve, size_of
 from sparseallreduce.runtime.launching import ErrorReporter, launch
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["Explanation", "explain"]
 
 _ALONE = "alone"
+_SHORTCUTS = {"packed", "sparse_shared", "dense"}
 _OF_COLLECTIVE = struct.Struct("<qqqq16s")  # entries announced, those of the stream, its size and packed bytes, and what would begin
 _TIMES = 1024  # bytes of predicted times as text
 _RECORD = struct.Struct("<q16s")  # entries, and what this rank would start with; a sample follows
@@ -156,20 +157,9 @@ def _explained_collective(made: CollectiveCall, comm: Any, ranks: int) -> Genera
     if ranks == 1:
         return Explanation(_ALONE, {_ALONE: 0.0}, {_ALONE: 0.0}, float(stream.nnz), [stream.nnz], stream.size)
     channel = channel_of(comm)
-    is_moved, machine = name == "bcast" or made.collective.join in (RANGES, DISJOINT), call.machine or channel.machine or Machine()
-    announced, reduction = made.collective.entries(stream, channel.rank), Reduction(call.op, call.switch_density)
-    is_sender = name != "bcast" or channel.rank == made.collective.root
-    ours, shortcuts = "", {}
-    if not is_moved and not stream.on_device:
-        shared: dict[str, Any] = {
-            "shares_memory": channel.shares_memory,
-            "capacity": 0 if channel.sparse_memory is None else channel.sparse_memory.capacity,
-            "encoding": call.encoding,
-            "hosts": channel.hosts,
-        }
-        considered = collective_problem(made, [announced] * ranks, channel.hosts)
-        ours = collective_beginning(name, considered, stream, ranks, reduction, machine, **shared)
-        shortcuts = beginning_times(stream, stream.stored, ranks, reduction, machine, **shared)
+    is_moved, machine = _only_moves(made.collective), call.machine or channel.machine or Machine()
+    announced, is_sender = made.collective.entries(stream, channel.rank), name != "bcast" or channel.rank == made.collective.root
+    ours, shortcuts = ("", {}) if is_moved or stream.on_device else _shortcuts(made, channel, announced, machine)
     known = (announced, stream.stored, stream.size, packed_bytes(stream)) if is_sender else (0, 0, 0, 0)
     records = yield from share_records(_OF_COLLECTIVE.pack(*known, ours.encode()[:16]), _OF_COLLECTIVE.size)
     rows = [_OF_COLLECTIVE.unpack(record) for record in records]
@@ -178,11 +168,13 @@ def _explained_collective(made: CollectiveCall, comm: Any, ranks: int) -> Genera
     predicted = {**predicted_times(name, problem, machine), **(shortcuts if channel.rank == 0 else {})}
     times: list[bytes] = yield Share(json.dumps(predicted).encode().ljust(_TIMES))
     predicted = json.loads(times[0])  # those of the shortcuts are by the stream of rank 0
-    is_shortcut = len(begins) == 1 and begins <= {"packed", "sparse_shared", "dense"}
-    choice = begins.pop() if is_shortcut else choose_collective(name, problem, machine)
-    nbytes = {way: arriving_bytes(name, way, problem, machine) for way in predicted if way in MODELS[name]}
-    nbytes |= {way: _bytes_in(way, problem, machine, max(row[3] for row in rows)) for way in predicted if way not in nbytes}
-    union = problem.held(ranks) if name.startswith("reduce") or not is_moved else float(sum(entries))
+    choice = _shortcut(begins) or choose_collective(name, problem, machine)
+    packed = max(row[3] for row in rows)
+    nbytes = {
+        way: arriving_bytes(name, way, problem, machine) if way in MODELS[name] else _bytes_in(way, problem, machine, packed)
+        for way in predicted
+    }
+    union = float(sum(entries)) if is_moved else problem.held(ranks)
     return Explanation(choice, predicted, nbytes, union, entries, sum(sizes) if made.collective.join == RANGES else max(sizes))
 
 
@@ -192,13 +184,7 @@ def _explained(call: Call | None, comm: Any, ranks: int) -> Generator[Step, Any,
     if ranks == 1:
         return Explanation(_ALONE, {_ALONE: 0.0}, {_ALONE: 0.0}, float(stream.nnz), [stream.nnz], stream.size)
     channel = channel_of(comm)
-    machine, near = call.machine or channel.machine or Machine(), len(channel.near) == channel.ranks
-    shared: dict[str, Any] = {
-        "shares_memory": channel.shares_memory,
-        "capacity": 0 if channel.sparse_memory is None else channel.sparse_memory.capacity,
-        "encoding": call.encoding,
-        "hosts": channel.hosts,
-    }
+    machine, shared = call.machine or channel.machine or Machine(), _shared(call, channel)
     ours = "" if on_device else expected_beginning(stream, ranks, reduction, machine, **shared)  # it takes host streams only
     record = _RECORD.pack(stream.stored, ours.encode()[:16]) + sample_of(stream, channel.rank, ranks)
     records = yield from share_records(record, _RECORD.size + sample_bytes(stream.size))
@@ -207,17 +193,16 @@ def _explained(call: Call | None, comm: Any, ranks: int) -> Generator[Step, Any,
     overlap = estimated([record[_RECORD.size :] for record in records], stream.size)
     problem = problem_of(stream, sum(entries) / ranks, ranks, reduction, call.encoding, overlap, channel.hosts)
     problem = problem._replace(on_device=on_device)
-    # "auto" samples positions only between hosts; inside a host and on a GPU it assumes random positions.
-    considered, parts = problem, None if overlap is None or overlap.spread is None else overlap.spread.parts(0, stream.size, ranks)
-    if near or on_device:
-        considered, parts = problem_of(stream, sum(entries) / ranks, ranks, reduction, call.encoding, None, channel.hosts), None
-        considered = considered._replace(on_device=on_device)
-    begins = {name.rstrip(b"\0").decode() for _, name in known}
     predicted = predicted_times_of_allreduce(problem, machine)
     if not on_device:
         predicted |= beginning_times(stream, sum(entries) / ranks, ranks, reduction, machine, **shared)
+    begins = {name.rstrip(b"\0").decode() for _, name in known}
     begins = {uneven_beginning(stream, entries, reduction, machine, **shared)[0]} if len(begins) > 1 and call.op.is_sum else begins
-    choice = begins.pop() if len(begins) == 1 and begins <= {"packed", "sparse_shared", "dense"} else choose(considered, machine)
+    # "auto" samples positions only between hosts; inside a host and on a GPU it assumes random positions.
+    is_sampled = len(channel.near) < channel.ranks and not on_device
+    assumed = problem_of(stream, sum(entries) / ranks, ranks, reduction, call.encoding, None, channel.hosts)
+    considered = problem if is_sampled else assumed._replace(on_device=on_device)
+    choice = _shortcut(begins) or choose(considered, machine)
     predicted.setdefault(choice, min(predicted.values()))
     return Explanation(
         choice,
@@ -227,8 +212,42 @@ def _explained(call: Call | None, comm: Any, ranks: int) -> Generator[Step, Any,
         entries,
         stream.size,
         {name: copy_time(name, problem, machine) for name in predicted} if on_device else {},
-        0.0 if parts is None else parts.figures.entries * sum(entries) / ranks,
+        _largest_part(overlap, stream.size, ranks) * sum(entries) / ranks if is_sampled else 0.0,
     )
+
+
+def _only_moves(collective: Collective) -> bool:
+    """Return True if no values are combined."""
+    return collective.name == "bcast" or collective.join in (RANGES, DISJOINT)
+
+
+def _shortcut(begins: set[str]) -> str | None:
+    """Return the shortcut with which all ranks would begin, None if they would not."""
+    return next(iter(begins)) if len(begins) == 1 and begins <= _SHORTCUTS else None
+
+
+def _shortcuts(made: CollectiveCall, channel: Any, announced: int, machine: Machine) -> tuple[str, dict[str, float]]:
+    """Return what this rank would begin with, and the predicted times of shortcuts."""
+    call, ranks = made.call, channel.ranks
+    shared, reduction = _shared(call, channel), Reduction(call.op, call.switch_density)
+    considered = collective_problem(made, [announced] * ranks, channel.hosts)
+    ours = collective_beginning(made.collective.name, considered, call.stream, ranks, reduction, machine, **shared)
+    return ours, beginning_times(call.stream, call.stream.stored, ranks, reduction, machine, **shared)
+
+
+def _shared(call: Any, channel: Any) -> dict[str, Any]:
+    """Return what the models of shortcuts take from a call and its channel."""
+    return {
+        "shares_memory": channel.shares_memory,
+        "capacity": 0 if channel.sparse_memory is None else channel.sparse_memory.capacity,
+        "encoding": call.encoding,
+        "hosts": channel.hosts,
+    }
+
+
+def _largest_part(overlap: Overlap | None, size: int, ranks: int) -> float:
+    """Return the largest share of a rank's entries in one part, 0 if it is not known how they are spread."""
+    return 0.0 if overlap is None or overlap.spread is None else overlap.spread.parts(0, size, ranks).figures.entries
 
 
 def _bytes_in(name: str, problem: Problem, machine: Machine, packed: int) -> float:

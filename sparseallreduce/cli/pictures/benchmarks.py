@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sparseallreduce.cli.pictures.panels import BYTES, SECONDS, AnyPanel, Dots, Kind, Line, Picture
@@ -16,18 +16,7 @@ def benchmark_picture(runs: Mapping[str, Run]) -> Picture:
     """Return the picture of reports of ``bench`` or ``simulate`` by the names of the runs: one row per algorithm, one colour per run."""
     rows = {name: benchmark_rows(run["results"]) for name, run in runs.items()}
     labels = list(dict.fromkeys(algorithm for by_name in rows.values() for algorithm in by_name))
-    times = []
-    for name, by_name in rows.items():
-        kind = _kind(runs[name])
-        places = [place for place, label in enumerate(labels) if label in by_name]
-        found = [by_name[labels[place]] for place in places]
-        low, high = ([row.get(f"{of}_quartile", _time(row)) for row in found] for of in ("lower", "upper"))
-        what = "whole operation" if any("select" in row for row in found) else ""
-        times.append(Line(name, places, [_time(row) for row in found], low, high, kind, what))
-        if what:
-            selecting = [place for place, row in zip(places, found) if "select" in row]
-            selects = [row["select"]["median"] for row in found if "select" in row]
-            times.append(Line(name, selecting, selects, kind=kind, what="selection only"))
+    times = [line for name, by_name in rows.items() for line in _times(name, by_name, labels, _kind(runs[name]))]
     panels: list[AnyPanel] = [Dots("Time of the slowest rank, median and quartiles: less is better", SECONDS, labels, times)]
     sent = {name: {label: value for label, row in by_name.items() if (value := _most_sent(row))} for name, by_name in rows.items()}
     senders = [label for label in labels if any(label in by_name for by_name in sent.values())]
@@ -39,6 +28,17 @@ def benchmark_picture(runs: Mapping[str, Run]) -> Picture:
         panels.append(Dots("Bytes of the rank that sends the most: less is better", BYTES, senders, lines))
     settings = "; ".join(_setting(name, run) for name, run in runs.items())
     return Picture("Allreduce by algorithm", panels, settings)
+
+
+def _times(name: str, rows: Mapping[str, Run], labels: Sequence[str], kind: Kind) -> Iterator[Line]:
+    """Yield the times of a run, of lossy reducers also those of the selection, at the places of its ``labels``."""
+    places = [place for place, label in enumerate(labels) if label in rows]
+    found = [rows[labels[place]] for place in places]
+    low, high = ([row.get(f"{of}_quartile", _time(row)) for row in found] for of in ("lower", "upper"))
+    selecting = [(place, row["select"]["median"]) for place, row in zip(places, found) if "select" in row]
+    yield Line(name, places, [_time(row) for row in found], low, high, kind, "whole operation" if selecting else "")
+    if selecting:
+        yield Line(name, [place for place, _ in selecting], [time for _, time in selecting], kind=kind, what="selection only")
 
 
 def _kind(run: Run) -> Kind:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Collection, Sequence
+from itertools import chain, count
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -123,27 +123,34 @@ def _clean(axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
+def _lines(panel: AnyPanel) -> Sequence[Line]:
+    if isinstance(panel, Panel):
+        return panel.lines
+    return panel.series if isinstance(panel, Dots) else ()
+
+
+def _numbered(labels: Collection[str]) -> dict[str, int]:
+    """Return the number of each label's colour and marker: a fixed one for a known label, and a free one for any other."""
+    known = {label: _KNOWN[label] for label in labels if label in _KNOWN}
+    free = (number for number in count() if number not in known.values())
+    return known | {label: next(free) for label in labels if label not in known}
+
+
 class _Styles:
     """The colour and marker of every label, and the line style of every ``what``."""
 
     def __init__(self, panels: Sequence[AnyPanel]) -> None:
-        lines: list[Line] = []
-        for panel in panels:
-            lines += panel.lines if isinstance(panel, Panel) else panel.series if isinstance(panel, Dots) else []
+        lines = [line for panel in panels for line in _lines(panel)]
         labels = dict.fromkeys(line.label for line in lines)
-        self._numbers = {label: _KNOWN[label] for label in labels if label in _KNOWN}
-        taken = set(self._numbers.values())
-        free = (number for number in range(len(labels) + len(_KNOWN)) if number not in taken)
-        self._numbers |= {label: next(free) for label in labels if label not in _KNOWN}
+        self._numbers = _numbered(labels)
         self._labels = [label for label in labels if label]
         self._what = list(dict.fromkeys(line.what for line in lines if line.what))
         self._kinds = {line.kind for line in lines}
         self._dots = all(isinstance(panel, Dots) for panel in panels if isinstance(panel, Panel | Dots))
         self.parts: dict[str, dict[str, Any]] = {}  # matplotlib's properties of the parts of bars
-        for panel in panels:
-            for place, part in enumerate(panel.parts if isinstance(panel, Bars) else ()):
-                assert isinstance(panel, Bars)
-                self.parts.setdefault(part, _filling(panel.colours.get(part, place)))
+        for bars in (panel for panel in panels if isinstance(panel, Bars)):
+            for place, part in enumerate(bars.parts):
+                self.parts.setdefault(part, _filling(bars.colours.get(part, place)))
         self.cells = self._of_cells([panel for panel in panels if isinstance(panel, Grid)])
         self.parts |= {name: look for name, look in self.cells.items() if name not in labels}
         further = [*self._what, *self.parts, "cost model"]

@@ -93,15 +93,15 @@ def curves_over(points: Sequence[Run], name: str) -> Iterator[Panel]:
 def _groups(points: Sequence[Run], name: str) -> Iterator[tuple[str, list[Run]]]:
     """Yield a description and the points of each group that differs only in ``name``; if there are many, a few evenly spaced ones."""
     others = [other for other in _AXES if other != name]
-    values = sorted({tuple(point[other] for other in others) for point in points})
-    varied = [other for place, other in enumerate(others) if len({each[place] for each in values}) > 1]
-    groups = [(each, sorted((p for p in points if tuple(p[other] for other in others) == each), key=lambda p: p[name])) for each in values]
-    groups = [(each, group) for each, group in groups if len({point[name] for point in group}) > 1]
-    groups = [(each, group) for each, group in groups if any(point["ranks"] > 1 for point in group)] or groups
+    varied = [other for other in others if len({point[other] for point in points}) > 1]
+    by_others: dict[tuple[Any, ...], list[Run]] = {}
+    for point in sorted(points, key=lambda point: tuple(point[each] for each in (*others, name))):
+        by_others.setdefault(tuple(point[other] for other in others), []).append(point)
+    groups = [group for group in by_others.values() if len({point[name] for point in group}) > 1]
+    groups = [group for group in groups if any(point["ranks"] > 1 for point in group)] or groups
     kept = sorted({round(place) for place in np.linspace(0, len(groups) - 1, min(_PANELS, len(groups)))})
-    for each, group in (groups[place] for place in kept):
-        words = [_in_words(other, value) for other, value in zip(others, each) if other in varied]
-        yield "".join(f", {one}" for one in words), group
+    for group in (groups[place] for place in kept):
+        yield "".join(f", {_in_words(other, group[0][other])}" for other in varied), group
 
 
 def _in_words(name: str, value: Any) -> str:
