@@ -9,7 +9,8 @@ import pytest
 
 IN_TESTS = ["nets.py", "launched.py", "scripts_run.py", "slow_store.py", "cases_*.py"]
 WITH_TORCH = ["sparseallreduce/torch/*", *(f"tests/pytorch/{name}" for name in IN_TESTS)]
-collect_ignore_glob = [] if find_spec("torch") else WITH_TORCH
+OF_THE_SITE = ["docs/conf.py", "docs/extensions/*"]  # need Sphinx
+collect_ignore_glob = OF_THE_SITE if find_spec("torch") else [*OF_THE_SITE, *WITH_TORCH]
 
 
 @pytest.fixture(autouse=True)

@@ -19,6 +19,7 @@ release = version = __version__
 
 extensions = [
     "myst_parser",
+    "message_pictures",
     "numpydoc",
     "simulator_page",
     "sphinx.ext.autodoc",

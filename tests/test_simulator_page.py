@@ -3,22 +3,18 @@
 import json
 import shutil
 import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from javascript import translated
+from prediction import prediction
+from simulator_page import model
 
 import sparseallreduce as sar
 from sparseallreduce.algorithms.choose import choose, predicted_times, problem_of
 from sparseallreduce.algorithms.cost import predicted_time
 from sparseallreduce.runtime.simulator import machine_of
 from sparseallreduce.streams.reduction import Reduction
-
-sys.path.append(str(Path(__file__).parent.parent / "docs" / "extensions"))
-from javascript import translated
-from prediction import prediction
-from simulator_page import model
 
 needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="Node.js is not installed")
 

@@ -11,7 +11,7 @@ from sparseallreduce.algorithms.steps import Schedule
 from sparseallreduce.errors import StreamError
 from sparseallreduce.runtime.options import OperationOptions
 from sparseallreduce.runtime.simulator.agreement import expect_agreement, overlap_of
-from sparseallreduce.runtime.simulator.delivery import Chooser
+from sparseallreduce.runtime.simulator.delivery import Order
 from sparseallreduce.runtime.simulator.engine import run
 from sparseallreduce.runtime.simulator.family import simulate_collective
 from sparseallreduce.runtime.simulator.lossy import SimulatedReducer, simulate_reducers
@@ -32,7 +32,7 @@ def simulate(
     network: Network | None = None,
     op: str | Operator = "sum",
     *,
-    delivery: int | Chooser | None = None,
+    delivery: Order | None = None,
     through_wire: bool = False,
     collective: str = "allreduce",
     root: int = 0,
@@ -93,7 +93,7 @@ def _simulate_streams(
     algorithm: Any,
     network: Network,
     op: str | Operator,
-    delivery: int | Chooser | None,
+    delivery: Order | None,
     through_wire: bool,
     options: Mapping[str, Any],
 ) -> Simulation:

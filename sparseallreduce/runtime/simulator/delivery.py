@@ -15,7 +15,7 @@ from sparseallreduce.runtime.simulator.network import Network, Ports
 from sparseallreduce.streams.partition import boundaries
 from sparseallreduce.streams.wire import piece_bytes
 
-__all__ = ["AnyOrder", "ByTime", "Chooser", "Delivery", "delivery_of"]
+__all__ = ["AnyOrder", "ByTime", "Chooser", "Delivery", "Order", "delivery_of"]
 
 Chooser: TypeAlias = Callable[[int], int]  # picks one of n possibilities
 Resume: TypeAlias = Callable[[int, float], None]  # lets a rank go on, at a time
@@ -34,8 +34,10 @@ class Delivery(Protocol):
         """
 
 
-def delivery_of(order: int | Chooser | None, network: Network, ranks: int) -> Delivery:
-    """Return delivery by time if ``order`` is None, otherwise in the order of a seed or a chooser."""
+def delivery_of(order: Order | None, network: Network, ranks: int) -> Delivery:
+    """Return delivery by time if ``order`` is None, otherwise in the order of a seed or a chooser, or the delivery that is given."""
+    if isinstance(order, ByTime | AnyOrder):
+        return order
     if order is None:
         return ByTime(network, ranks)
     return AnyOrder(random.Random(order).randrange if isinstance(order, int) else order)
@@ -152,3 +154,6 @@ class AnyOrder:
         if not messages:
             del self._in_flight[pair]
         return message
+
+
+Order: TypeAlias = int | Chooser | ByTime | AnyOrder

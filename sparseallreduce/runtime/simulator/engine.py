@@ -26,7 +26,7 @@ from sparseallreduce.algorithms.steps import (
 )
 from sparseallreduce.errors import DeadlockError
 from sparseallreduce.runtime.simulator.collectives import COLLECTIVES, collective
-from sparseallreduce.runtime.simulator.delivery import Chooser, Delivery, delivery_of
+from sparseallreduce.runtime.simulator.delivery import Delivery, Order, delivery_of
 from sparseallreduce.runtime.simulator.message import Content, Message
 from sparseallreduce.runtime.simulator.network import Network, coding_time, machine_of
 from sparseallreduce.runtime.simulator.rank import Rank
@@ -46,7 +46,7 @@ def run(
     schedules: Sequence[Generator[Step, Any, Any]],
     network: Network | None = None,
     *,
-    delivery: int | Chooser | None = None,
+    delivery: Order | None = None,
     through_wire: bool = False,
     reductions: Sequence[Reduction] = (),
     encoding: Encoding = _AS_IT_IS,

@@ -8,7 +8,7 @@ from typing import Any
 from sparseallreduce.algorithms.agreement import Intent
 from sparseallreduce.algorithms.collectives.call import Collective, CollectiveCall, make_collective_call, run_collective
 from sparseallreduce.runtime.simulator.agreement import expect_agreement
-from sparseallreduce.runtime.simulator.delivery import Chooser
+from sparseallreduce.runtime.simulator.delivery import Order
 from sparseallreduce.runtime.simulator.engine import run
 from sparseallreduce.runtime.simulator.network import Network, machine_of
 from sparseallreduce.runtime.simulator.result import Simulation
@@ -25,7 +25,7 @@ def simulate_collective(
     algorithm: Any,
     network: Network,
     op: Any,
-    delivery: int | Chooser | None,
+    delivery: Order | None,
     through_wire: bool,
     options: Mapping[str, Any],
 ) -> Simulation:

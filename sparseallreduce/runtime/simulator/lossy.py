@@ -9,7 +9,7 @@ from sparseallreduce.algorithms.agreement import Intent
 from sparseallreduce.algorithms.steps import Step
 from sparseallreduce.errors import StreamError
 from sparseallreduce.runtime.simulator.agreement import expect_agreement
-from sparseallreduce.runtime.simulator.delivery import Chooser
+from sparseallreduce.runtime.simulator.delivery import Order
 from sparseallreduce.runtime.simulator.engine import run
 from sparseallreduce.runtime.simulator.network import Network
 from sparseallreduce.runtime.simulator.result import Simulation
@@ -44,7 +44,7 @@ def simulate_reducers(
     accumulators: Sequence[Any],
     reducers: Sequence[SimulatedReducer],
     network: Network,
-    delivery: int | Chooser | None,
+    delivery: Order | None,
     through_wire: bool,
 ) -> Simulation:
     """Simulate one operation of each rank's reducer; on any error, no operation is left in flight."""

@@ -9,7 +9,7 @@ from sparseallreduce.algorithms.agreement import Intent
 from sparseallreduce.algorithms.allreduce import make_call
 from sparseallreduce.algorithms.many import ListCall, allreduce_list, make_list_call
 from sparseallreduce.runtime.simulator.agreement import expect_agreement
-from sparseallreduce.runtime.simulator.delivery import Chooser
+from sparseallreduce.runtime.simulator.delivery import Order
 from sparseallreduce.runtime.simulator.engine import run
 from sparseallreduce.runtime.simulator.network import Network, machine_of
 from sparseallreduce.runtime.simulator.result import Simulation
@@ -25,7 +25,7 @@ def simulate_lists(
     algorithm: Any,
     network: Network,
     op: str | Operator,
-    delivery: int | Chooser | None,
+    delivery: Order | None,
     through_wire: bool,
     options: Mapping[str, Any],
 ) -> Simulation:
