@@ -12,6 +12,7 @@ import click
 from sparseallreduce.cli.terminal import has_terminal, wrapped
 from sparseallreduce.errors import LauncherError, MPIUnavailableError, SparseAllreduceError
 from sparseallreduce.runtime.launchers import launched_rank
+from sparseallreduce.runtime.output import flush_to_launcher
 
 __all__ = ["end"]
 
@@ -19,7 +20,6 @@ FAILED = 1
 BAD_ARGUMENTS = 2
 _TAG = 32767  # the highest tag that every MPI supports; commands send no other point-to-point messages on COMM_WORLD
 _SECONDS = 2.0  # how long a failed rank waits for the others to fail too
-_FORWARDED = 0.5  # seconds for the launcher to forward a rank's output, which an abort would discard
 
 
 def end(error: Exception) -> NoReturn:
@@ -112,8 +112,7 @@ def _end_together(comm: Any, text: str) -> None:
                 return
             time.sleep(0.001)
         _say(_gathered(texts, comm.size)[0])
-    sys.stderr.flush()
-    time.sleep(_FORWARDED)
+    flush_to_launcher()
     comm.Abort(FAILED)
 
 

@@ -19,6 +19,7 @@ import click
 from sparseallreduce.errors import SparseAllreduceError
 from sparseallreduce.runtime.communicators import resolve
 from sparseallreduce.runtime.objects import gather
+from sparseallreduce.runtime.output import flush_to_launcher
 from sparseallreduce.torch.process_group import set_environment
 
 __all__ = ["main"]
@@ -84,9 +85,8 @@ def _end(comm: Any, code: Any, error: BaseException | None = None) -> NoReturn:
     elif not isinstance(code, int):
         print(code, file=sys.stderr)
     status = code if isinstance(code, int) else 1
-    sys.stdout.flush()
-    sys.stderr.flush()
     if comm.size > 1:
+        flush_to_launcher()
         comm.Abort(status)
     raise SystemExit(status)
 
