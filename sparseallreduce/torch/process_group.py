@@ -88,7 +88,10 @@ def set_environment(comm: Any) -> dict[str, str]:
     These are RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, GROUP_WORLD_SIZE, ROLE_RANK, ROLE_WORLD_SIZE, ROLE_NAME,
     MASTER_ADDR, MASTER_PORT and those that begin with TORCHELASTIC. Between hosts it also sets GLOO_SOCKET_IFNAME, unless that is set: gloo
     would take the address of the host's name, which is often that of the loopback interface. If OMP_NUM_THREADS is not set, it is set to
-    divide the cores of a host among its ranks, and the number of PyTorch's threads is set as well.
+    divide the cores of a machine among its ranks, and the number of PyTorch's threads is set as well.
+
+    LOCAL_RANK numbers the ranks of a host, as NCCL knows hosts: by the variable NCCL_HOSTID, or else by host name and boot id. A container
+    with a host name of its own is therefore a host of its own, as it is to ``torchrun``.
 
     Parameters
     ----------
@@ -105,11 +108,11 @@ def set_environment(comm: Any) -> dict[str, str]:
     SparseAllreduceError
         On every rank, if the store cannot be opened, or if a rank cannot reach it at any address of rank 0.
     """
-    places = gather(comm, (this_place(), _network()))
-    found = _positions([place for place, _ in places], comm.rank)
-    threads = _threads([place for place, _ in places], comm.rank)
+    gathered = gather(comm, (this_place(), _network(), _host()))
+    found = _positions([host for _, _, host in gathered], comm.rank)
+    threads = _threads([place for place, _, _ in gathered], comm.rank)
     port = gather_results(comm, lambda: _open_store(comm.size) if comm.rank == 0 else 0)[0]
-    one_host = all(network == places[0][1] for _, network in places)
+    one_host = all(network == gathered[0][1] for _, network, _ in gathered)
     found |= {"MASTER_ADDR": _reachable(comm, port, one_host), "MASTER_PORT": str(port)}
     if not one_host and "GLOO_SOCKET_IFNAME" not in os.environ and (interface := _interface_towards(found["MASTER_ADDR"], port)):
         found["GLOO_SOCKET_IFNAME"] = interface
@@ -129,19 +132,19 @@ def _check(refused: Iterable[str]) -> None:
         raise ValueError("the process group of torch.distributed is initialised already")
 
 
-def _positions(places: list[Place], rank: int) -> dict[str, str]:
+def _positions(hosts: list[str], rank: int) -> dict[str, str]:
     """Return the variables for the number of this rank, among all ranks and on its host."""
-    neighbours = same_host(places, rank)
-    hosts = list(dict.fromkeys(place.host for place in places))
+    neighbours = [other for other, host in enumerate(hosts) if host == hosts[rank]]
+    groups = list(dict.fromkeys(hosts))
     numbers = {
         "RANK": rank,
-        "WORLD_SIZE": len(places),
+        "WORLD_SIZE": len(hosts),
         "LOCAL_RANK": neighbours.index(rank),
         "LOCAL_WORLD_SIZE": len(neighbours),
-        "GROUP_RANK": hosts.index(places[rank].host),
-        "GROUP_WORLD_SIZE": len(hosts),
+        "GROUP_RANK": groups.index(hosts[rank]),
+        "GROUP_WORLD_SIZE": len(groups),
         "ROLE_RANK": rank,
-        "ROLE_WORLD_SIZE": len(places),
+        "ROLE_WORLD_SIZE": len(hosts),
     }
     return {name: str(number) for name, number in numbers.items()} | {"ROLE_NAME": "default"}
 
@@ -223,6 +226,14 @@ def _interface_towards(address: str, port: int) -> str:
             return ""
         own = asked.getsockname()[0]
     return next((name for _, name in socket.if_nameindex() if _address_of(name) == own), "")
+
+
+def _host() -> str:
+    """Return what identifies the host of this rank to NCCL, and therefore to PyTorch: NCCL_HOSTID, or host name and boot id.
+
+    Containers of one machine have names of their own, and each numbers its devices from 0.
+    """
+    return os.environ.get("NCCL_HOSTID") or f"{socket.gethostname()} {this_place().host.hex()}"
 
 
 def _network() -> tuple[bytes, str]:

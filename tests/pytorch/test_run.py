@@ -77,13 +77,24 @@ def test_options_of_torchrun_are_refused_with_what_takes_their_place(option):
 def test_ranks_are_numbered_by_hosts_wherever_they_lie():
     places = [Place(host, host, b"\x0f") for host in (b"a", b"b", b"a", b"b", b"b")]
 
-    found = [process_group._positions(places, rank) for rank in range(5)]
+    found = [process_group._positions(["a", "b", "a", "b", "b"], rank) for rank in range(5)]
 
     assert [each["LOCAL_RANK"] for each in found] == ["0", "0", "1", "1", "2"]
     assert [each["LOCAL_WORLD_SIZE"] for each in found] == ["2", "3", "2", "3", "3"]
     assert [each["GROUP_RANK"] for each in found] == ["0", "1", "0", "1", "1"]
     assert {each["GROUP_WORLD_SIZE"] for each in found} == {"2"}
     assert [process_group._threads(places, rank) for rank in range(5)] == [2, 1, 2, 1, 1]
+
+
+def test_containers_of_one_machine_are_hosts_of_their_own_unless_nccl_is_told_otherwise(monkeypatch):
+    monkeypatch.delenv("NCCL_HOSTID", raising=False)
+    names = iter(["pod-0", "pod-1", "pod-1"])
+    monkeypatch.setattr(process_group.socket, "gethostname", lambda: next(names))
+    hosts = [process_group._host() for _ in range(3)]
+    assert [process_group._positions(hosts, rank)["LOCAL_RANK"] for rank in range(3)] == ["0", "0", "1"]
+
+    monkeypatch.setenv("NCCL_HOSTID", "machine")
+    assert {process_group._host() for _ in range(3)} == {"machine"}
 
 
 def test_threads_of_the_user_are_left_alone(monkeypatch):
@@ -134,7 +145,7 @@ def test_gloo_takes_the_interface_between_hosts_unless_the_user_names_one(monkey
         monkeypatch.setenv("GLOO_SOCKET_IFNAME", own)
     networks = iter([(b"a", "1")])
     monkeypatch.setattr(process_group, "_network", lambda: next(networks))
-    monkeypatch.setattr(process_group, "gather", lambda comm, value: [value, (value[0], (b"b", "2"))])
+    monkeypatch.setattr(process_group, "gather", lambda comm, value: [value, (value[0], (b"b", "2"), value[2])])
     monkeypatch.setattr(process_group, "_positions", lambda *_: {})
     monkeypatch.setattr(process_group, "_reachable", lambda *_: "10.0.0.7")
     monkeypatch.setattr(process_group, "_interface_towards", lambda *_: "eth7")
