@@ -23,10 +23,13 @@ def all_cases() -> list[Case]:
 
 
 def cases_of(cases: list[Case], ranks: int) -> list[Case]:
-    """Return the cases that are tried on so many ranks: with one combination of values each on three, but for a release."""
+    """Return the cases that are tried on so many ranks, of each of which a few combinations are drawn, but for a release.
+
+    On the fewest ranks of a case these have every value of every argument in them, on more there is one.
+    """
     meant = [case for case in cases if not case.ranks or ranks in case.ranks]
     fewest = [case for case in meant if ranks == min(case.ranks or RANKS)]
-    return meant if ALL else fewest + sample([case for case in meant if case not in fewest], ranks, one_each=())
+    return meant if ALL else sample(fewest, ranks) + sample([case for case in meant if case not in fewest], ranks, one_each=())
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
