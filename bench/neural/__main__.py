@@ -123,6 +123,8 @@ def overlap(
 @click.option("--beta", type=click.FloatRange(0, 1, min_open=True), default=0.95, show_default=True, help="Of SparseLoCo.")
 @click.option("--delay", type=click.IntRange(min=0), default=0, help="Steps during which a sum of SparseLoCo is in flight.")
 @click.option("--fragments", type=click.IntRange(min=1), default=1, help="Parts of the model that SparseLoCo sums in turn.")
+@click.option("--warmup", type=click.IntRange(min=0), default=0, help="Steps with dense sums before the local ones.")
+@click.option("--text", type=click.Choice(["documentation", "sources"]), default="documentation", show_default=True, help="Of Python's.")
 @click.option("--seconds", type=float, default=float("inf"), help="After which no training begins; the same command goes on.")
 @click.option("--records", type=FILE, default=RESULTS / "local-trainings.jsonl", help="JSON lines, one a training.")
 def local(ways: str | None, densities: str, seeds: str, seconds: float, records: Path, **given: Any) -> None:
@@ -132,9 +134,16 @@ def local(ways: str | None, densities: str, seeds: str, seconds: float, records:
     chosen = [(name, int(H or 1)) for name, _, H in (way.partition(":") for way in ways.split(","))] if ways else list(WAYS)
     if unknown := {name for name, _ in chosen} - {name for name, _ in WAYS}:
         raise click.UsageError(f"there is no way {', '.join(sorted(unknown))}: take some of {', '.join(dict(WAYS))}")
-    common = {name: given.pop(name) for name in ("ranks", "steps", "pieces", "width", "rate")}
+    common = {name: given.pop(name) for name in ("ranks", "steps", "pieces", "width", "rate", "text")}
+    warmup = given.pop("warmup")
+
+    def own(name: str, density: str) -> dict[str, Any]:
+        if name == "sparseloco":
+            return {**given, "density": float(density)}
+        return {"outer_lr": given["outer_lr"]} if name == "diloco" else {}
+
     wanted = [
-        LocalSetting(name, H, seed=int(seed), **common, **(given | {"density": float(density)} if name == "sparseloco" else {}))
+        LocalSetting(name, H, seed=int(seed), warmup=warmup if H > 1 else 0, **common, **own(name, density))
         for seed in seeds.split(",")
         for name, H in chosen
         for density in densities.split(",")

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from sklearn.datasets import load_digits
 
-__all__ = ["Data", "Samples", "data_of", "digits", "documentation", "shares", "text"]
+__all__ = ["TEXTS", "Data", "Samples", "data_of", "digits", "documentation", "shares", "sources", "text"]
 
 CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))  # others are spaces or question marks
 
@@ -59,6 +59,17 @@ def documentation(length: int = 32) -> Data:
     return _pieces("\n".join(topics[name] for name in sorted(topics)), length, 2**20)
 
 
+@cache
+def sources(length: int = 32) -> Data:
+    """Pieces of the modules of Python's standard library that are no packages, 140,000 of 32 characters, 2,048 of them to test with."""
+    whole = "\n".join(path.read_text("utf-8") for path in sorted(Path(encodings.__file__).parents[1].glob("*.py")))
+    return _pieces(whole, length, 2048)
+
+
+#: Texts to learn by their names.
+TEXTS = {"documentation": documentation, "sources": sources}
+
+
 def _pieces(whole: str, length: int, most_tests: int) -> Data:
     numbers = np.full(128, CHARACTERS.index(" "))
     numbers[[ord(character) for character in CHARACTERS]] = range(len(CHARACTERS))
@@ -67,7 +78,8 @@ def _pieces(whole: str, length: int, most_tests: int) -> Data:
     x, y = (codes[shift : shift + pieces * length].reshape(pieces, length) for shift in (0, 1))
     last = pieces - pieces // 12
     order = torch.from_numpy(np.random.default_rng(0).permutation(pieces))
-    return Data(Samples(x[order[:last]], y[order[:last]]), Samples(x[order[last:][:512]], y[order[last:][:512]]), len(CHARACTERS))
+    train, test = order[:last], order[last:][:most_tests]
+    return Data(Samples(x[train], y[train]), Samples(x[test], y[test]), len(CHARACTERS))
 
 
 def data_of(model: str) -> Data:

@@ -1,6 +1,6 @@
 """Local steps beside sums in each step: loss, bytes and seconds of SparseLoCo, DiLoCo, local SGD, Ok-Topk and dense AdamW.
 
-A transformer of characters is trained on Python's documentation by every way on the same tokens. The ranks are replicas in one process,
+A transformer of characters is trained on texts of Python's by every way on the same tokens. The ranks are replicas in one process,
 whose sums the simulator makes, to the bit as over MPI. Seconds are those of computing here, one rank a core, and what the simulator says of
 the sums between slow hosts.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ from sparseallreduce.optim import DensityWarmup, simulated_local_step
 from sparseallreduce.streams.selection import ChunkTopK
 from sparseallreduce.torch import DiLoCo, LocalSGD, SparseLoCo
 
-from .data import Samples, documentation, shares
+from .data import TEXTS, Data, Samples, shares
 from .models import count, make
 from .training import WARMUP, loss_of, records
 
@@ -63,11 +64,13 @@ class LocalSetting:
     outer_lr: float = 0.0  # 0: the way's own
     delay: int = 0
     fragments: int = 1
+    warmup: int = 0  # steps with dense sums before the local ones
     steps: int = 960
     pieces: int = 2  # a rank and step
     length: int = 32
     rate: float = 2e-3
     width: int = 56
+    text: str = "documentation"
     ranks: int = 4
     seed: int = 0
 
@@ -80,7 +83,7 @@ class LocalSetting:
         """What a line of the table is about."""
         if self.way != "sparseloco":
             return self.way
-        others = {name: getattr(self, name) for name in ("beta", "outer_lr", "delay", "fragments")}
+        others = {name: getattr(self, name) for name in ("beta", "outer_lr", "delay", "fragments", "warmup")}
         more = [f"{name} {value:g}" for name, value in others.items() if value != getattr(LocalSetting, name)]
         return ", ".join([f"sparseloco {self.density:g}", *more])
 
@@ -112,9 +115,14 @@ class LocalSetting:
         result = {"parameters": count(run.model), "tokens": self.steps * self.pieces * self.length, "curve": curve}
         return asdict(self) | result | {"seconds": perf_counter() - start}
 
+    @property
+    def data(self) -> Data:
+        """What is learned, and tested with."""
+        return TEXTS[self.text](self.length)
+
     def _rows(self) -> Iterator[Any]:
         """Yield the samples of every step, a row a rank."""
-        samples, batch, step, epoch = len(documentation(self.length).train.y), self.pieces * self.ranks, 0, 0
+        samples, batch, step, epoch = len(self.data.train.y), self.pieces * self.ranks, 0, 0
         while True:
             for rows in shares(samples, batch, 1000 * self.seed + epoch, 0, 1):
                 if step == self.steps:
@@ -128,7 +136,7 @@ class EveryStep:
     """AdamW by the mean of the gradients of all ranks: a step of one model by all their samples."""
 
     def __init__(self, setting: LocalSetting) -> None:
-        self.setting, self.data = setting, documentation(setting.length)
+        self.setting, self.data = setting, setting.data
         self.model = make("transformer", self.data.classes, setting.seed, setting.width)
         self.inner = torch.optim.AdamW(self.model.parameters(), setting.rate, fused=True)
 
@@ -169,20 +177,35 @@ class SparseEveryStep(EveryStep):
 
 
 class InTurns:
-    """Replicas that take steps alone, and whose changes are summed."""
+    """Replicas that take steps alone, and whose changes are summed; they begin with what dense sums have made of one in a warm-up."""
 
     def __init__(self, setting: LocalSetting) -> None:
-        self.data = documentation(setting.length)
-        self.models = [make("transformer", self.data.classes, setting.seed, setting.width) for _ in range(setting.ranks)]
-        self.optimizers = [setting.local(torch.optim.AdamW(model.parameters(), setting.rate, fused=True)) for model in self.models]
-        self.model = self.models[0]
+        self.setting, self.data = setting, setting.data
+        self.warmup = EveryStep(setting)
+        self.model, self.steps = self.warmup.model, 0
+        self.models: list[nn.Module] = []
+        self.optimizers: list[Any] = []
 
     def step(self, rows: Any, rate: float) -> None:
+        self.steps += 1
+        if self.steps <= self.setting.warmup:
+            return self.warmup.step(rows, rate)
+        if not self.models:
+            self._begin()
         for model, optimizer, own in zip(self.models, self.optimizers, rows):
             compute(model, self.data.train, own)
             optimizer.param_groups[0]["lr"] = rate
             optimizer.inner.step()
         simulated_local_step([optimizer.local for optimizer in self.optimizers])
+
+    def _begin(self) -> None:
+        for _ in range(self.setting.ranks):
+            model = deepcopy(self.model)
+            inner = torch.optim.AdamW(model.parameters(), self.setting.rate, fused=True)
+            inner.load_state_dict(deepcopy(self.warmup.inner.state_dict()))
+            self.models.append(model)
+            self.optimizers.append(self.setting.local(inner))
+        self.model = self.models[0]
 
 
 def compute(model: nn.Module, train: Samples, rows: Any) -> None:
