@@ -24,6 +24,7 @@ from sparseallreduce.linear import (
     SparseStrategy,
     Trainer,
 )
+from sparseallreduce.linear.data.checks import check_rows, own_samples
 from sparseallreduce.linear.data.labels import of_mean_one, weighted_by_class
 from sparseallreduce.runtime.objects import agreed
 
@@ -291,3 +292,11 @@ def test_an_error_that_cannot_travel_is_still_one_on_all_ranks():
         return agreed(comm, fail)
 
     assert told(2, act, sar.SparseAllreduceError) == "Local: out of luck"
+
+
+def test_a_data_set_that_was_checked_is_checked_again_where_its_rows_are_replaced():
+    own = own_samples(Dataset.from_scipy([[1.0, 0.0], [0.0, 2.0]], [1, -1]), sar.SERIAL, 1)
+    check_rows(replace(own, labels=-own.labels))
+    for wrong in ({"values": np.float32([1, np.nan])}, {"indices": np.uint32([0, 7])}, {"features": 1}):
+        with pytest.raises(DatasetError):
+            check_rows(replace(own, **wrong))

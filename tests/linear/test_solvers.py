@@ -15,6 +15,8 @@ from thoroughness import examples
 import sparseallreduce as sar
 from sparseallreduce.errors import AlgorithmError, DatasetError
 from sparseallreduce.linear import Dataset, Hinge, Logistic, Squared, SquaredHinge
+from sparseallreduce.linear.data.dataset import read_only
+from sparseallreduce.linear.kernels import dual as kernels
 from sparseallreduce.linear.solvers import CoCoA
 
 LOSSES = {"hinge": Hinge, "squared_hinge": SquaredHinge, "logistic": Logistic}
@@ -180,3 +182,25 @@ def test_rounds_go_on_after_one_in_which_no_sample_showed_a_gap():
     found = solver(X, y, Logistic(), 1e-4, tolerance=1e-300, rounds=600)
     assert np.isfinite(found.fit()).all()
     assert abs(found.history[-1].gap) <= 1e-14 * found.history[-1].primal
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(
+    features=st.integers(1, 400),
+    scale=st.floats(0.1, 30),
+    bound=st.floats(1e-3, 1e3),
+    share=st.floats(0, 1, exclude_max=True),
+    margin=st.floats(-1e3, 1e3),
+)
+def test_a_visit_sets_a_logistic_dual_variable_to_its_best_value(features, scale, bound, share, margin):
+    indptr, indices = read_only(np.array([0, features])), read_only(np.arange(features, dtype=np.uint32))
+    rows = indptr, indices, read_only(np.full(features, scale, np.float32)), np.empty(0), read_only(np.ones(1))
+    dual, weights = np.array([share * bound]), np.append(margin / scale, np.zeros(features - 1))
+    norms, limits, state = np.array([features * np.float64(np.float32(scale)) ** 2]), np.array([np.inf, -np.inf]), np.zeros(1, np.uint64)
+    one = np.zeros(1, np.int64)
+    kernels.ascend(kernels.LOGISTIC, *rows, np.array([bound]), norms, dual, weights, -1, np.empty(0), one, 1, limits, state)
+    score = np.float64(np.float32(scale)) * weights.sum()
+    # The best value has a log odds of minus the margin, unless it is at an end of its range.
+    ends = np.array([1e-14, 1 - 1e-14])
+    odds = np.clip(dual[0] / bound, *ends)
+    assert np.log(odds / (1 - odds)) == pytest.approx(np.clip(-score, *np.log(ends / (1 - ends))), abs=1e-5 * (1 + abs(score)))

@@ -149,20 +149,20 @@ def own_samples(dataset: Dataset, comm: Any, holders: int, use: str = "") -> Dat
     """
     agreed(comm, lambda: check_rows(dataset))
     if comm.size == 1:
-        return dataset
+        return _marked(dataset)
     whole = checksum(dataset) if dataset.first_sample == 0 and dataset.total_samples == dataset.rows > 0 else None
     facts = {"use": use, "number of features": dataset.features, "dtype of values": str(dataset.values.dtype)}
     check_same(comm, facts)
     ranks = gather(comm, (dataset.rows, whole))
     if any(bits is None for _, bits in ranks):
-        return dataset
+        return _marked(dataset)
     if len(set(ranks)) > 1:
         counts = ", ".join(str(rows) for rows, _ in ranks)
         differing = f"every rank claims to have all samples, but those of ranks 0 to {comm.size - 1} differ ({counts} rows)"
         raise MismatchError(f"{differing}: give all samples on every rank, or each rank's own by Dataset.of_ranks")
     low, high = (dataset.rows * min(rank, holders) // holders for rank in (comm.rank, comm.rank + 1))
     begin, end = dataset.indptr[low], dataset.indptr[high]
-    return replace(
+    own = replace(
         dataset,
         indptr=dataset.indptr[low : high + 1] - begin,
         indices=dataset.indices[begin:end],
@@ -171,6 +171,12 @@ def own_samples(dataset: Dataset, comm: Any, holders: int, use: str = "") -> Dat
         weights=None if dataset.weights is None else dataset.weights[low:high],
         first_sample=low,
     )
+    return _marked(own)
+
+
+def _marked(dataset: Dataset) -> Dataset:
+    """Return a data set whose non-zeros are not checked again, unless they are replaced."""
+    return replace(dataset, checked=(dataset.indptr, dataset.indices, dataset.values, dataset.features))
 
 
 def check_parts(dataset: Dataset, comm: Any, holders: int) -> None:
@@ -291,10 +297,25 @@ def _form_fault(dataset: Dataset) -> str | None:
     return None
 
 
+def _is_checked(dataset: Dataset) -> bool:
+    """Return True if the non-zeros are those that have been checked; a data set that replaces some of them is checked again."""
+    if dataset.checked is None:
+        return False
+    *arrays, features = dataset.checked
+    now = dataset.indptr, dataset.indices, dataset.values
+    same = all(one.__array_interface__ == other.__array_interface__ for one, other in zip(now, arrays, strict=True))
+    return same and dataset.features == features
+
+
+def _first_fault(dataset: Dataset) -> tuple[int, int, int]:
+    _compile(dataset.indices.dtype, dataset.values.dtype)
+    found: tuple[int, int, int] = kernels.first_fault(dataset.indptr, dataset.indices, dataset.values, np.uint64(dataset.features))
+    return found
+
+
 def _number_fault(dataset: Dataset) -> str | None:
     """Return what is wrong with the numbers in the arrays, or None."""
-    _compile(dataset.indices.dtype, dataset.values.dtype)
-    fault, row, entry = kernels.first_fault(dataset.indptr, dataset.indices, dataset.values, np.uint64(dataset.features))
+    fault, row, entry = (0, 0, 0) if _is_checked(dataset) else _first_fault(dataset)
     sample = dataset.first_sample + row
     if fault == kernels.ABOVE:
         return f"index {dataset.indices[entry]} of sample {sample} is not below the {dataset.features} features"

@@ -54,6 +54,8 @@ class Dataset:
     pages: Pages | None = field(default=None, repr=False, compare=False)  # set for a mapped file that is larger than memory
     encoding: Encoding | None = field(default=None, repr=False)  # encoding of the columns of a table; None for other formats
     dimension: int = 0  # original N, if only the features that occur are numbered; 0 otherwise
+    # The indptr, indices, values and features that have been found valid, or None.
+    checked: tuple[Array, Array, Array, int] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("indptr", "indices", "values", "labels", "weights"):

@@ -54,33 +54,36 @@ _THIRTY, _TWENTY_SEVEN, _THIRTY_ONE = np.uint64(30), np.uint64(27), np.uint64(31
 
 
 @kernel
-def squared_norms(indptr: Array, indices: Array, values: Array, frame: Array, intercept: float, out: Array) -> bool:
-    """Write the squared length of every row, including the intercept; return True if all original values are 1."""
-    ones = True
+def squared_norms(indptr: Array, indices: Array, values: Array, frame: Array, intercept: float, out: Array) -> None:
+    """Write the squared length of every row, including the intercept; an empty ``values`` means that all values are 1."""
     for row in range(out.size):
+        if values.size == 0:
+            out[row] = intercept + np.float64(indptr[row + 1] - indptr[row])
+            continue
         total = intercept
         for entry in range(indptr[row], indptr[row + 1]):
-            value = np.float64(values[entry])
-            ones &= value == 1.0
-            if frame.size:
-                value = framed(value, frame, np.uint64(indices[entry]))
+            value = value_at(values, frame, entry, np.uint64(indices[entry]))
             total += value * value
         out[row] = total
-    return ones
 
 
 @kernel
-def shared_norms(indptr: Array, indices: Array, values: Array, frame: Array, others: Array, intercept: int, out: Array) -> None:
-    """Write the squared length of each row, counting each square as often as other ranks have the feature, and 0 times if none has."""
-    last = np.uint64(others.size)
+def shared_norms(indptr: Array, indices: Array, values: Array, frame: Array, scales: Array, intercept: int, out: Array) -> None:
+    """Add the squares of each row's values to ``out``, each times the scale of its feature, see :func:`ascend`, less one."""
+    shared = np.uint64(scales[0])
     for row in range(out.size):
-        total = others[intercept] if intercept >= 0 else 0.0
-        for entry in range(indptr[row], indptr[row + 1]):
-            place = np.uint64(indices[entry])
-            if place < last:
-                value = value_at(values, frame, entry, place)
-                total += others[place] * value * value
-        out[row] = total
+        total, common = scale_at(scales, np.uint64(intercept)) - 1.0 if intercept >= 0 else 0.0, 0.0
+        if values.size == 0 and scales.size == 2:
+            for entry in range(indptr[row], indptr[row + 1]):
+                common += 1.0 if np.uint64(indices[entry]) < shared else 0.0
+            total += common * (scales[1] - 1.0)
+        else:
+            for entry in range(indptr[row], indptr[row + 1]):
+                place = np.uint64(indices[entry])
+                if place < shared:
+                    value = value_at(values, frame, entry, place)
+                    total += (scale_at(scales, place) - 1.0) * value * value
+        out[row] += total
 
 
 @inlined
@@ -246,32 +249,26 @@ def _conjugate(loss: int, dual: float, bound: float) -> float:
 
 
 @inlined
-def _logistic_root(dual: float, bound: float, curvature: float, margin: float) -> float:
-    """Return the z for which ``log(z / (bound - z)) + curvature * (z - dual) + margin`` is zero, by Newton's method.
+def _logistic_root(dual: float, bound: float, curvature: float, margin: float, guess: float) -> float:
+    """Return the t for which ``t + curvature * (bound * sigmoid(t) - dual) + margin`` is zero, by Newton's method from a guess.
 
-    With ``t = log(z / (bound - z))`` the equation is ``t + curvature * (bound * sigmoid(t) - dual) + margin = 0``, whose left side
-    grows at least as fast as t. So the root lies in the interval that the range of the sigmoid gives, and a step that leaves it is
-    replaced by bisection.
+    The new dual variable is ``bound * sigmoid(t)``. The function grows, and is convex below zero and concave above. So steps from zero stay
+    on one side of the root and reach it; a step that would pass zero ends there.
     """
-    low, high = -margin - curvature * (bound - dual), -margin + curvature * dual
-    t = math.log(dual / (bound - dual)) if dual > 0.0 else 0.5 * (low + high)
-    if not low <= t <= high:
-        t = 0.5 * (low + high)
-    share = 0.0
+    t = guess
     for _ in range(_ROOT_STEPS):
-        share = 1.0 / (1.0 + math.exp(-t)) if t > -700.0 else 0.0
+        share = _sigmoid(t)
         value = t + curvature * (bound * share - dual) + margin
         if abs(value) <= 1e-9:
             break
-        if value > 0:
-            high = t
-        else:
-            low = t
-        t -= value / (1.0 + curvature * bound * share * (1.0 - share))
-        if not low <= t <= high:
-            t = 0.5 * (low + high)
-    share = 1.0 / (1.0 + math.exp(-t)) if t > -700.0 else 0.0
-    return float(bound * min(max(share, _EDGE), 1.0 - _EDGE))
+        after = t - value / (1.0 + curvature * bound * share * (1.0 - share))
+        t = 0.0 if after * t < 0.0 else after
+    return t
+
+
+@inlined
+def _sigmoid(t: float) -> float:
+    return 1.0 / (1.0 + math.exp(-t)) if t > -700.0 else 0.0
 
 
 @kernel
@@ -326,7 +323,7 @@ def ascend(
     shuffle(active, count, state)
     above, below = limits[0], limits[1]
     highest, lowest = -math.inf, math.inf
-    kept, gap = 0, 0.0
+    kept, gap, root = 0, 0.0, 0.0  # the first visit of a sample begins at the root of the previous one
     for i in range(count):
         if i + _AHEAD < count:
             fetch_row(indptr, indices, values, active[i + _AHEAD])
@@ -343,7 +340,8 @@ def ascend(
         if loss == LOGISTIC:
             active[kept] = row
             kept += 1
-            after = _logistic_root(before, bound, curvature, margin)
+            root = _logistic_root(before, bound, curvature, margin, math.log(before / (bound - before)) if before > 0.0 else root)
+            after = bound * min(max(_sigmoid(root), _EDGE), 1.0 - _EDGE)
         else:
             slope, top = margin - 1.0, bound
             if loss == SQUARED_HINGE:

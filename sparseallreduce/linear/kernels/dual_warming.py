@@ -41,7 +41,7 @@ def warm_up(index_dtype: DTypeLike, value_dtype: DTypeLike, place_dtype: DTypeLi
     compiled_entry(weight_changes.squared_length, (float64,))
     if sum_dtype is not None:
         summed = numba.from_dtype(np.dtype(sum_dtype))
-        compiled_entry(feature_numbers.common, (index[::1], uint64, int64, int64, places))
+        _warm_up_sharing(index, place)
         compiled_entry(dual.shared_norms, (*rows[:4], float64, whole, float64))
         compiled_entry(weight_changes.change, (float64, float64, float64, whole, summed[::1]))
         compiled_entry(weight_changes.settle, (_fixed(summed), types.float64, places, float64, float64, float64))
@@ -88,9 +88,16 @@ def _warm_up_numbering(index: Any, place: Any) -> None:
     int64, uint64, places, whole = types.int64[::1], types.uint64[::1], place[::1], types.int64
     compiled_entry(feature_numbers.mark, (_fixed(index), whole, whole, uint64))
     compiled_entry(feature_numbers.marked, (uint64, int64, index[::1]))
-    compiled_entry(feature_numbers.count_and_renumber, (_fixed(index), whole, whole, uint64, int64, places, int64))
-    compiled_entry(feature_numbers.order_by_count, (int64, places, whole, places))
+    compiled_entry(feature_numbers.number, (_fixed(index), whole, whole, uint64, int64, places))
+    compiled_entry(feature_numbers.count_some, (places, places))
+    compiled_entry(feature_numbers.order_by_count, (places, places, whole, places))
     compiled_entry(feature_numbers.renumber, (places, places))
+
+
+def _warm_up_sharing(index: Any, place: Any) -> None:
+    indices, places, fixed, held = index[::1], place[::1], _fixed(index), types.int32[::1]
+    compiled_entry(feature_numbers.held_by_several, (fixed, _fixed(types.int32), types.int64, indices, held, places))
+    compiled_entry(feature_numbers.common, (indices, places, types.uint64[::1], types.int64[::1], places, places))
 
 
 def _fixed(dtype: Any) -> Any:

@@ -8,15 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.streams.kernels.compilation import inlined, kernel
-from sparseallreduce.streams.kernels.intrinsics import count_bits, lowest_bit
+from sparseallreduce.streams.kernels.intrinsics import count_bits, leading_zeros, lowest_bit
 
 __all__ = [
     "common",
     "count",
-    "count_and_renumber",
+    "count_some",
     "drop",
+    "held_by_several",
     "mark",
     "marked",
+    "number",
     "number_marked",
     "number_sorted",
     "order_by_count",
@@ -26,6 +28,7 @@ __all__ = [
 Array = NDArray[Any]
 
 _ZERO, _ONE, _SIX, _LOW_SIX = np.uint64(0), np.uint64(1), np.uint64(6), np.uint64(63)
+_BLOCK = 4096  # entries
 
 
 @kernel
@@ -54,14 +57,32 @@ def marked(words: Array, before: Array, out: Array) -> None:
 
 
 @kernel
-def common(features: Array, words: Array, before: Array, out: Array, numbers: Array) -> int:
-    """Write the positions of the marked ones among some features, and their numbers among all marks; return how many there are."""
+def held_by_several(indices: Array, values: Array, bits: int, features: Array, holders: Array, counts: Array) -> int:
+    """Write the features that several ranks have, and their numbers of ranks and occurrences; return how many there are.
+
+    A value holds the number of ranks, followed by ``bits`` bits of the number of occurrences. Without ``indices``, there is a value for
+    every feature. Outputs that are empty are not written.
+    """
+    found = 0
+    for entry in range(values.size):
+        ranks = values[entry] >> bits
+        if ranks > 1:
+            if features.size:
+                features[found] = indices[entry] if indices.size else entry
+                holders[found], counts[found] = ranks, values[entry] & ((1 << bits) - 1)
+            found += 1
+    return found
+
+
+@kernel
+def common(features: Array, slots: Array, words: Array, before: Array, out: Array, numbers: Array) -> int:
+    """Write the slots of the marked ones among some features, and their numbers among all marks; return how many there are."""
     count = 0
     for place in range(features.size):
         feature = np.uint64(features[place])
         word, bit = feature >> _SIX, _ONE << (feature & _LOW_SIX)
         if words[word] & bit:
-            out[count] = place
+            out[count] = slots[place]
             numbers[count] = np.uint64(before[word]) + count_bits(words[word] & (bit - _ONE))
             count += 1
     return count
@@ -75,14 +96,20 @@ def count(indices: Array, begin: int, end: int, counts: Array) -> None:
 
 
 @kernel
-def count_and_renumber(indices: Array, begin: int, end: int, words: Array, before: Array, out: Array, counts: Array) -> None:
-    """Write the number of every index among the marked ones, and count the occurrences of each."""
+def count_some(numbers: Array, counts: Array) -> None:
+    """Count the occurrences of each number in every fourth block of entries, which is enough to order numbers by them."""
+    for begin in range(0, numbers.size, 4 * _BLOCK):
+        for entry in range(begin, min(begin + _BLOCK, numbers.size)):
+            counts[np.uint64(numbers[entry])] += counts.dtype.type(1)
+
+
+@kernel
+def number(indices: Array, begin: int, end: int, words: Array, before: Array, out: Array) -> None:
+    """Write the number of every index among the marked ones, all of which are marked."""
     for entry in range(begin, end):
         index = np.uint64(indices[entry])
         word = index >> _SIX
-        number = np.uint64(before[word]) + count_bits(words[word] & ((_ONE << (index & _LOW_SIX)) - _ONE))
-        out[entry - begin] = number
-        counts[number] += 1
+        out[entry - begin] = np.uint64(before[word]) + count_bits(words[word] & ((_ONE << (index & _LOW_SIX)) - _ONE))
 
 
 @kernel
@@ -97,7 +124,7 @@ def order_by_count(counts: Array, but: Array, first: int, places: Array) -> None
         if left_out < but.size and but[left_out] == feature:
             left_out += 1
         else:
-            starts[_class_of(counts[feature]) + 1] += 1
+            starts[_class_of(counts[feature]) + _ONE] += 1
     starts[0] = first
     for each in range(1, 66):
         starts[each] += starts[each - 1]
@@ -112,12 +139,8 @@ def order_by_count(counts: Array, but: Array, first: int, places: Array) -> None
 
 
 @inlined
-def _class_of(count: int) -> int:
-    own = 64
-    while count > 0:
-        count >>= 1
-        own -= 1
-    return own
+def _class_of(count: int) -> Any:
+    return leading_zeros(np.uint64(count))
 
 
 @kernel

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.linear.kernels.dual import scale_at
-from sparseallreduce.streams.kernels.compilation import kernel
+from sparseallreduce.streams.kernels.compilation import inlined, kernel
 
 __all__ = ["along", "assign", "change", "occurring", "settle", "slope_and_square", "squared_length", "step_back", "take_rows"]
 
@@ -32,23 +32,32 @@ def change(weights: Array, before: Array, scales: Array, width: int, out: Array)
 @kernel
 def along(before: Array, now: Array) -> tuple[float, float]:
     """Return the inner product of some weights with their change, and the squared length of the change."""
-    slope, square = 0.0, 0.0
-    for i in range(now.size):
-        step = now[i] - before[i]
-        slope += before[i] * step
-        square += step * step
-    return slope, square
+    sums = 0.0, 0.0, 0.0, 0.0
+    whole = now.size - now.size % 2
+    for i in range(0, whole, 2):
+        sums = _pair(sums, before[i], now[i] - before[i], before[i + 1], now[i + 1] - before[i + 1])
+    if whole < now.size:
+        sums = _pair(sums, before[whole], now[whole] - before[whole], 0.0, 0.0)
+    return sums[0] + sums[1], sums[2] + sums[3]
 
 
 @kernel
 def slope_and_square(weights: Array, change: Array) -> tuple[float, float]:
     """Return the inner product of weights with a change, and the squared length of the change, in float64."""
-    slope, square = 0.0, 0.0
-    for i in range(change.size):
-        step = np.float64(change[i])
-        slope += weights[i] * step
-        square += step * step
-    return slope, square
+    sums = 0.0, 0.0, 0.0, 0.0
+    whole = change.size - change.size % 2
+    for i in range(0, whole, 2):
+        sums = _pair(sums, weights[i], np.float64(change[i]), weights[i + 1], np.float64(change[i + 1]))
+    if whole < change.size:
+        sums = _pair(sums, weights[whole], np.float64(change[whole]), 0.0, 0.0)
+    return sums[0] + sums[1], sums[2] + sums[3]
+
+
+@inlined
+def _pair(sums: Any, weight: float, step: float, next_weight: float, next_step: float) -> Any:
+    """Add two products of a weight and its change, and two squares of a change, to two sums of each."""
+    slope, next_slope, square, next_square = sums
+    return slope + weight * step, next_slope + next_weight * next_step, square + step * step, next_square + next_step * next_step
 
 
 @kernel
@@ -94,10 +103,14 @@ def take_rows(indptr: Array, indices: Array, values: Array, rows: Array, out_ind
 @kernel
 def squared_length(values: Array) -> float:
     """Return the sum of squares in float64."""
-    total = 0.0
-    for i in range(values.size):
-        total += np.float64(values[i]) * np.float64(values[i])
-    return total
+    even, odd = 0.0, 0.0  # an addition waits for the one before it
+    whole = values.size - values.size % 2
+    for i in range(0, whole, 2):
+        even += np.float64(values[i]) * np.float64(values[i])
+        odd += np.float64(values[i + 1]) * np.float64(values[i + 1])
+    if whole < values.size:
+        even += np.float64(values[whole]) * np.float64(values[whole])
+    return even + odd
 
 
 @kernel

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from sparseallreduce.errors import AlgorithmError, DivergenceError
 from sparseallreduce.linear.data.checks import checked_samples
@@ -29,7 +29,7 @@ from sparseallreduce.runtime.stalls import collective
 from sparseallreduce.runtime.trace import trace
 from sparseallreduce.streams.stream import index_dtype
 
-__all__ = ["PHASES", "CoCoA", "Round"]
+__all__ = ["PHASES", "CoCoA", "Round", "load_loops"]
 
 Array = NDArray[Any]
 State = tuple[Array, Array]
@@ -164,7 +164,7 @@ class CoCoA:
         self.free_intercept, self.scale_features = intercept and free_intercept, scale_features
         self.history: list[Round] = []
         self.weights = np.zeros(0)
-        self._sum_dtype = np.float32 if tolerance >= _FLOAT32 else np.float64
+        self._sum_dtype = sum_dtype(tolerance)
         together(self.comm, lambda: self._make(dataset))
 
     def _make(self, dataset: Dataset) -> None:
@@ -174,9 +174,14 @@ class CoCoA:
         self._active = self.dataset.total_samples
         self._local = agreed(self.comm, self._prepared)
         self._exchange = Exchange(self._local, self.dataset.features, self.comm, self._sum_dtype)
-        frame = frame_of(self.dataset, self._local.numbering, self.comm, self.free_intercept, self.scale_features)
-        agreed(self.comm, lambda: self._local.take(frame))
-        agreed(self.comm, self._exchange.begin)
+        local, exchange = self._local, self._exchange
+        frame = frame_of(self.dataset, local.numbering, self.comm, self.free_intercept, self.scale_features, local.has_ones)
+
+        def begin() -> None:
+            local.take(frame)
+            exchange.begin()
+
+        agreed(self.comm, begin)
         self._centre = np.zeros(self._local.width)  # the distance of a free intercept from this is penalised
         if self.free_intercept and not self.model.classifies:
             self._begin_at_mean()
@@ -185,7 +190,7 @@ class CoCoA:
 
     def _begin(self) -> None:
         """Reset the state of a run."""
-        self.history, self.converged = [], False
+        self.history, self.converged, self._certified = [], False, False
         self._due, self._recollect, self._bound = False, False, 0.0
         self._pace, self._nonzeros, self._busiest = Pace(), 0, 0
         self._best, self._last, self._expected, self._optimism = math.inf, math.inf, math.inf, 1.0
@@ -216,10 +221,8 @@ class CoCoA:
         return {"model": type(self.model).__name__, **{name: getattr(self, name) for name in names}}
 
     def _prepared(self) -> LocalProblem:
-        sum_dtype = self._sum_dtype if self.comm.size > 1 else None
-        warm_up(self.dataset.indices.dtype, self.dataset.values.dtype, index_dtype(0), sum_dtype)
+        load_loops(self.dataset, self.model, self.comm, self.tolerance)
         if self._classes:
-            warm_up_classes(place_dtype=index_dtype(0), value_dtype=self.dataset.values.dtype)
             return ClassProblem(self.dataset, self._classes, self.l2, self.intercept, self.seed)
         if isinstance(self.model, EpsilonInsensitive):
             return ErrorProblem(self.dataset, self._loss, self.model.epsilon, self.l2, self.intercept, self.seed)
@@ -296,6 +299,8 @@ class CoCoA:
             As in :meth:`fit`.
         """
         clock, sigma = Clock(), self._exchange.sigma
+        if self._certified and self.free_intercept:
+            self._recentre()  # not before, so that the weights of a round are those of which the objective is known
         with trace() as traffic:
             gap, sent = self._step(clock)
         dual, active, sent = self._dual(traffic.bytes_sent + sent)
@@ -306,8 +311,7 @@ class CoCoA:
             self._keep_pace(dual)
         clock.lap("evaluate")
         self._conclude(dual, primal, active, sigma, clock, sent)
-        if primal is not None and self.free_intercept:
-            self._recentre()
+        self._certified = primal is not None
         return self.history[-1]
 
     def scores(self) -> Array:
@@ -495,6 +499,19 @@ class CoCoA:
                 gathered=self._gathered.begun,
             )
         )
+
+
+def sum_dtype(tolerance: float) -> DTypeLike:
+    """Return the dtype in which ranks sum their changes for a tolerance."""
+    return np.float32 if tolerance >= _FLOAT32 else np.float64
+
+
+def load_loops(dataset: Dataset, model: LinearModel, comm: Any, tolerance: float) -> None:
+    """Compile the loops of a training, or load them from the cache on disk. Not collective."""
+    index, value = dataset.indices.dtype, dataset.values.dtype
+    warm_up(index, value, index_dtype(0), sum_dtype(tolerance) if comm.size > 1 else None)
+    if isinstance(model, Multinomial):
+        warm_up_classes(place_dtype=index_dtype(0), value_dtype=value)
 
 
 def _raised(failure: BaseException | None) -> None:

@@ -48,7 +48,7 @@ class Frame(NamedTuple):
             weights[-1] -= np.dot(weights[self.features], self.shifts)
 
 
-def frame_of(dataset: Dataset, numbering: Numbering, comm: Any, centred: bool, scaled: bool | None) -> Frame | None:
+def frame_of(dataset: Dataset, numbering: Numbering, comm: Any, centred: bool, scaled: bool | None, ones: bool) -> Frame | None:
     """Return how to shift and scale the features' values, or None if they should be used as they are. Collective.
 
     Parameters
@@ -63,6 +63,8 @@ def frame_of(dataset: Dataset, numbering: Numbering, comm: Any, centred: bool, s
     scaled : bool or None
         Whether to divide values by the standard deviation of such columns, and by the root mean square of the non-zeros of others; None
         does so only if columns have different units (:func:`~sparseallreduce.linear.data.feature_scaling.units_differ`).
+    ones : bool
+        Whether all values of this rank are 1.
 
     Raises
     ------
@@ -77,10 +79,9 @@ def frame_of(dataset: Dataset, numbering: Numbering, comm: Any, centred: bool, s
     if not (centred or scaled is None or scaled):
         return None
     begin, end = int(dataset.indptr[0]), int(dataset.indptr[-1])
-    values = dataset.values[begin:end]
-    if all(gather(comm, bool((values == 1).all()))):
+    if all(gather(comm, ones)):
         return None
-    sums = np.zeros(4 * numbering.size)
+    values, sums = dataset.values[begin:end], np.zeros(4 * numbering.size)
     counts = np.empty(0) if dataset.weights is None else dataset.weights
     column_sums(dataset.indptr - begin, numbering.indices, values, counts, sums)
     features, table = numbering.features, sums.reshape(-1, 4)[numbering.places]

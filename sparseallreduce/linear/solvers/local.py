@@ -58,6 +58,8 @@ class LocalProblem:
         Number of samples that the next pass visits.
     limits : ndarray
         Projected gradients above and below which samples at a bound are deactivated.
+    has_ones : bool
+        Whether all values are 1.
     """
 
     width = 1  # number of weights per feature
@@ -69,8 +71,9 @@ class LocalProblem:
         self._norms = np.empty(dataset.rows)
         values = self._values = dataset.values[begin:end]
         indptr, frame = read_only(dataset.indptr - begin), np.empty(0)
-        ones = kernels.squared_norms(indptr, read_only(numbering.indices), values, frame, float(intercept), self._norms)
-        self._rows = indptr, read_only(numbering.indices), values[:0] if ones else values, frame, dataset.labels
+        self.has_ones = bool((values == 1).all())
+        self._rows = indptr, read_only(numbering.indices), values[:0] if self.has_ones else values, frame, dataset.labels
+        kernels.squared_norms(*self._rows[:4], float(intercept), self._norms)
         self.frame: Frame | None = None
         self._counts = np.ones(dataset.rows) if dataset.weights is None else dataset.weights
         self._bounds, self._widening = self._counts / (dataset.total_samples * l2), 1.0
@@ -136,10 +139,9 @@ class LocalProblem:
         others : ndarray
             Number of other ranks for each of this rank's slots.
         """
-        more = np.empty(self.rows)
-        kernels.shared_norms(*self._rows[:4], others, self.numbering.intercept, more)
         theirs = others[:1] if (others == others[:1]).all() else others  # of two ranks all are equal, and need no look-up
-        self.scales, self._curvatures = np.append(float(len(others)), 1.0 + theirs), self._norms + more
+        self.scales, self._curvatures = np.append(float(len(others)), 1.0 + theirs), self._norms.copy()
+        kernels.shared_norms(*self._rows[:4], self.scales, self.numbering.intercept, self._curvatures)
 
     @property
     def intercept(self) -> Array:
@@ -205,7 +207,7 @@ class LocalProblem:
         """Return a problem for other samples with the same shifts and factors, whose rank shares no feature with others."""
         problem = self._of(dataset)
         nothing = problem.numbering.features[:0]
-        problem.numbering.arrange(nothing, np.zeros(0, np.int64), alone=True)
+        problem.numbering.arrange(nothing, problem.numbering.places[:0], alone=True)
         problem.take(self.frame)
         return problem
 

@@ -37,7 +37,7 @@ class Numbering:
     features : ndarray
         The features that occur, in ascending order.
     counts : ndarray
-        Number of non-zeros of each feature.
+        Number of non-zeros of each feature in a quarter of the samples, or in all of few samples.
     places : ndarray
         Position of each feature.
     indices : ndarray
@@ -59,8 +59,9 @@ class Numbering:
         kernels.marked(self._words, self._before, self.features)
         numbers = index_dtype(occurring)
         self.indices, self.places = np.empty(end - begin, numbers), np.empty(occurring, numbers)
-        self.counts = np.zeros(occurring, np.int64)
-        kernels.count_and_renumber(dataset.indices, begin, end, self._words, self._before, self.indices, self.counts)
+        self.counts = np.zeros(occurring, index_dtype(end - begin + 1))
+        kernels.number(dataset.indices, begin, end, self._words, self._before, self.indices)
+        kernels.count_some(self.indices, self.counts)
         self._with_intercept = intercept
         self.size = occurring + intercept
         self.slots, self.intercept = np.zeros(0, np.int64), -1
@@ -77,16 +78,15 @@ class Numbering:
         alone : bool
             Whether there is only one rank, which shares neither features nor the intercept.
         """
-        here, numbers = np.empty(len(shared), np.int64), np.empty(len(shared), self.places.dtype)
-        count = 0 if alone else kernels.common(shared, self._words, self._before, here, numbers)
-        own, numbers = slots[here[:count]], numbers[:count]
-        order = np.argsort(own)
+        own, numbers = np.empty(len(shared), self.places.dtype), np.empty(len(shared), self.places.dtype)
+        count = 0 if alone else kernels.common(shared, slots, self._words, self._before, own, numbers)
+        own, numbers = own[:count], numbers[:count]
         first = count + self._with_intercept
         kernels.order_by_count(self.counts, numbers, first, self.places)
-        self.places[numbers[order]] = np.arange(count, dtype=self.places.dtype)
+        held = np.zeros(0 if alone else len(shared) + self._with_intercept, bool)
+        held[own], held[len(shared) :] = True, True
+        self.slots = np.flatnonzero(held)
+        self.places[numbers] = own if count == len(shared) else (np.cumsum(held) - 1)[own]
         kernels.renumber(self.indices, self.places)
-        self.slots = np.empty(0 if alone else first, np.int64)
-        self.slots[:count] = own[order]
-        self.slots[count:] = len(shared)
         self.intercept = count if self._with_intercept else -1
         del self._words, self._before

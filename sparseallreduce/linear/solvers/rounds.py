@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from sparseallreduce.errors import AlgorithmError, TrainingStopped
 from sparseallreduce.linear.data.checks import check_labels, check_parts, check_same, own_samples, own_test_samples
 from sparseallreduce.linear.data.dataset import Dataset
+from sparseallreduce.linear.kernels.dual_warming import warm_up_truncated_newton
 from sparseallreduce.linear.models import LinearModel
 from sparseallreduce.linear.multiclass import Multinomial, OneVsRest
 from sparseallreduce.linear.solvers.barrier import has_kink
 from sparseallreduce.linear.solvers.cocoa import PHASES as SOLVER_PHASES
-from sparseallreduce.linear.solvers.cocoa import CoCoA, Round
+from sparseallreduce.linear.solvers.cocoa import CoCoA, Round, load_loops
 from sparseallreduce.linear.solvers.curvature import density
 from sparseallreduce.linear.solvers.losses import dual_loss
 from sparseallreduce.linear.solvers.newton import Newton, has_curvature, has_few_weights
@@ -29,7 +30,9 @@ from sparseallreduce.linear.training.early_stopping import WATCHED, EarlyStoppin
 from sparseallreduce.linear.training.metrics import Metrics, class_threshold, evaluate
 from sparseallreduce.linear.weights import Descent, Weights
 from sparseallreduce.linear.weights.plain import zeros
+from sparseallreduce.runtime.communicators import warm_up
 from sparseallreduce.runtime.objects import agreed, gather, steps_together, together
+from sparseallreduce.streams.stream import index_dtype
 
 __all__ = ["DUAL", "NEWTON", "PHASES", "Figures", "RoundOptions", "RoundTrainer"]
 
@@ -148,6 +151,8 @@ class RoundTrainer:
         comm, model = self.comm, self.model
         self._features, self._density = dataset.features, density(dataset, comm)
         agreed(comm, self._checked)
+        self._load_loops(dataset)
+        self._clock = Clock()
         check_same(comm, {"model": model.title, "options": self.options, "early stopping": self.stopping})
         self.dataset = own_samples(dataset, comm, comm.size, "training in rounds")
         agreed(comm, lambda: check_labels(self.dataset, model))
@@ -158,6 +163,21 @@ class RoundTrainer:
         self._threshold = class_threshold(model, self.dataset, comm)
         self.l2 = 1 / self.division.total if l2 is None else l2
         self.solvers = [self._solver(signs) for signs in self._signs()]
+
+    def _load_loops(self, dataset: Dataset) -> None:
+        """Compile what training needs, or load it from the cache on disk, so that its time is not that of training. Collective."""
+        if self.options.solver == DUAL:
+            agreed(self.comm, lambda: load_loops(dataset, self._bases()[0], self.comm, self._tolerance[0]))
+        elif not self._has_few_weights(self._bases()[0]):
+            agreed(self.comm, lambda: warm_up_truncated_newton(dataset.indices.dtype, dataset.values.dtype, index_dtype(0)))
+        warm_up(self.comm, dataset.features, np.dtype(np.int64))
+
+    @property
+    def _tolerance(self) -> tuple[float, float]:
+        """The gaps at which training ends, as a fraction of the objective and in units of the mean loss."""
+        if self.options.gap is not None:
+            return self.options.gap, 0.0
+        return _GAP, _SHARE_OF_NOTHING * _without_weights(self._bases()[0])
 
     @property
     def _is_joint(self) -> bool:
@@ -208,7 +228,7 @@ class RoundTrainer:
             counts *= self.dataset.total_samples / self.division.total
             counts[out] = 0.0
         options, labelled, base = self.options, replace(self.dataset, labels=signs, weights=counts), self._bases()[0]
-        tolerance, enough = (options.gap, 0.0) if options.gap is not None else (_GAP, _SHARE_OF_NOTHING * _without_weights(base))
+        tolerance, enough = self._tolerance
         settings: dict[str, Any] = {
             "l2": self.l2,
             "comm": self.comm,

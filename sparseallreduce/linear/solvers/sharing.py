@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sparseallreduce.linear.data.dataset import read_only
 from sparseallreduce.linear.kernels import feature_numbers
 from sparseallreduce.linear.solvers.numbering import Numbering
 from sparseallreduce.runtime.api import allreduce
@@ -15,8 +16,6 @@ from sparseallreduce.streams.stream import SparseStream
 __all__ = ["SharedFeatures"]
 
 Array = NDArray[Any]
-
-_ONE_RANK = 1 << 40  # added to each rank's count of a feature, so that the sum holds both the number of ranks and the total count
 
 
 class SharedFeatures:
@@ -44,18 +43,28 @@ class SharedFeatures:
 
     def __init__(self, numbering: Numbering, features: int, comm: Any) -> None:
         self._numbering, self._size, self._comm = numbering, features, comm
-        self.features, counts = numbering.features[:0], np.zeros(0, np.int64)
-        holders = counts
+        self.features, holders, counts = numbering.features[:0], np.zeros(0, np.int32), numbering.counts[:0]
         if comm.size > 1:
-            occurring = allreduce(SparseStream(numbering.features, numbering.counts + _ONE_RANK, features), comm)
-            several = np.flatnonzero(occurring.values >= 2 * _ONE_RANK)
-            self.features = np.ascontiguousarray(occurring.indices[several], numbering.features.dtype)
-            holders, counts = np.divmod(occurring.values[several], _ONE_RANK)
+            self.features, holders, counts = self._held_by_several()
         self.slots = np.empty(len(counts), numbering.places.dtype)
         feature_numbers.order_by_count(counts, self.slots[:0], 0, self.slots)
         self.holders = np.empty(len(counts), np.int64)
         self.holders[self.slots] = holders
-        numbering.arrange(self.features, self.slots.astype(np.int64), comm.size == 1)
+        numbering.arrange(self.features, self.slots, comm.size == 1)
+
+    def _held_by_several(self) -> tuple[Array, Array, Array]:
+        """Return the features that several ranks have, and their numbers of ranks and occurrences. Collective."""
+        numbering, ranks = self._numbering, int(self._comm.size)
+        bits = 31 - ranks.bit_length()  # of the sum of occurrences; those above hold the number of ranks
+        own = np.minimum(numbering.counts, ((1 << bits) - 1) // ranks).astype(np.int32) + np.int32(1 << bits)
+        total = allreduce(SparseStream(numbering.features, own, self._size), self._comm)
+        indices = np.empty(0, numbering.features.dtype) if total.is_dense else total.indices
+        found = read_only(indices), read_only(_stored(total)), bits
+        none = numbering.features[:0], np.empty(0, np.int32), numbering.counts[:0]
+        count = feature_numbers.held_by_several(*found, *none)
+        features, holders, counts = (np.empty(count, array.dtype) for array in none)
+        feature_numbers.held_by_several(*found, features, holders, counts)
+        return features, holders, counts
 
     def __len__(self) -> int:
         return len(self.features)
@@ -93,3 +102,8 @@ class SharedFeatures:
         whole[self.features] = shared[self.slots]
         whole[self._size :] = shared[len(self.features) :]
         return whole
+
+
+def _stored(total: SparseStream) -> Array:
+    """Return the values of a sum at all of its positions if it is dense, otherwise those of its entries."""
+    return total._stored if not total.is_dense or len(total._stored) == total.size else total.to_dense()

@@ -191,9 +191,10 @@ class TruncatedNewton:
         self._places = np.concatenate([numbering.slots, self._common + np.arange(own)])
         self._size = self._common + own
         self._intercept = numbering.intercept if comm.size == 1 or not self.intercept else len(self._shared)
-        self._rows: tuple[Array, ...] = ()
+        self._rows: tuple[Array, ...]
         agreed(comm, lambda: self._arrange(numbering))
-        self._frame = frame_of(self.dataset, numbering, comm, self.free_intercept, self.scale_features)
+        ones = len(self._rows[2]) == 0
+        self._frame = frame_of(self.dataset, numbering, comm, self.free_intercept, self.scale_features, ones)
         if self._frame is not None:
             pairs = np.zeros((self._size, 2))
             pairs[self._places] = self._frame.by_place(numbering).reshape(-1, 2)

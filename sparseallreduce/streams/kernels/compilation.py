@@ -22,6 +22,7 @@ __all__ = ["compiled_entry", "inlined", "kernel"]
 _KERNEL: Any = {"nogil": True, "no_cfunc_wrapper": True}
 _PART: Any = {"_nrt": False, "nogil": True, "no_cfunc_wrapper": True, "no_cpython_wrapper": True, "forceinline": True}
 
+_prepared: set[Any] = set()  # numba's contexts in which a kernel has been loaded
 LOCK_TIMEOUT = 60.0  # seconds; a kernel compiles in a few, so after this the process that holds the lock has probably been stopped
 
 
@@ -61,9 +62,7 @@ def compiled_entry(dispatcher: Any, signature: tuple[Any, ...]) -> Callable[...,
         try:
             # Preparing numba takes 0.2 s and loading from the cache 3 ms; the lock is needed only to compile.
             with global_compiler_lock:  # threads may use the library for the first time at once
-                dispatcher.typingctx.refresh()
-                dispatcher.targetctx.refresh()
-                cached = dispatcher._cache.load_overload(signature, dispatcher.targetctx)
+                cached = _load(dispatcher, signature)
                 if cached is not None:  # as compile() does, without loading it again
                     dispatcher.targetctx.insert_user_function(cached.entry_point, cached.fndesc, [cached.library])
                     dispatcher.add_overload(cached)
@@ -73,6 +72,22 @@ def compiled_entry(dispatcher: Any, signature: tuple[Any, ...]) -> Callable[...,
         except (OSError, EOFError, pickle.UnpicklingError):  # the disk is full or a cache file is damaged: compile without a cache
             entry = numba.njit(**_KERNEL)(dispatcher.py_func).compile(signature)
     return entry  # type: ignore[no-any-return]
+
+
+def _load(dispatcher: Any, signature: tuple[Any, ...]) -> Any:
+    """Return the compiled code of a kernel from the cache on disk, or None.
+
+    numba looks for new types and functions before it loads a kernel, which takes as long as loading. Only compilation needs them, so it is
+    left to the first kernel of a process.
+    """
+    cache, context = dispatcher._cache, dispatcher.targetctx
+    if context in _prepared and hasattr(cache, "_load_overload"):
+        with cache._guard_against_spurious_io_errors():
+            return cache._load_overload(signature, context)
+    dispatcher.typingctx.refresh()
+    found = cache.load_overload(signature, context)
+    _prepared.add(context)
+    return found
 
 
 @contextlib.contextmanager
