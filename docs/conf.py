@@ -18,8 +18,8 @@ copyright = "sparseallreduce developers, BSD 3-Clause"
 release = version = __version__
 
 extensions = [
-    "myst_parser",
     "message_pictures",
+    "notebooks",
     "numpydoc",
     "simulator_page",
     "sphinx.ext.autodoc",
@@ -27,7 +27,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
 ]
-source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
+source_suffix = {".md": "myst-nb", ".rst": "restructuredtext"}
 exclude_patterns = ["_build", "extensions"]
 smartquotes = False  # so that --options keep their two hyphens
 myst_enable_extensions = ["colon_fence"]
@@ -62,22 +62,24 @@ _LINK = re.compile(r"(?<!!)\[([^\]\n]+)\]\((?!https?:|#)([^)\s]+)\)")
 
 def _take_from_elsewhere(_app: Any, docname: str, source: list[str]) -> None:
     """Read the text of a page from the repository, and let links point to pages of the site, or to nothing if the site has no such page."""
-    folder = ROOT / "docs"
+    path = ROOT / "docs" / f"{docname}.md"
+    if not path.exists():
+        return
     if docname in ELSEWHERE:
         path = ROOT / ELSEWHERE[docname]
-        folder, source[0] = path.parent, path.read_text()
-    if not (ROOT / "docs" / f"{docname}.md").exists():
-        return
+        source[0] = path.read_text()
+    folder = path.parent
     names = {(ROOT / path).resolve(): name for name, path in ELSEWHERE.items()}
 
     def linked(found: re.Match[str]) -> str:
         text, target = found.groups()
         path, _, anchor = target.partition("#")
         file = (folder / path).resolve()
-        page = names.get(file) or (file.stem if file.parent == ROOT / "docs" and file.suffix == ".md" else None)
+        on_site = ROOT / "docs" in file.parents and file.suffix == ".md"
+        page = names.get(file) or (str(file.relative_to(ROOT / "docs").with_suffix("")) if on_site else None)
         if page is None:
             return f"`{file.relative_to(ROOT)}`" if text.strip("`") in target else f"{text} (`{file.relative_to(ROOT)}`)"
-        return f"[{text}]({page}.md{'#' + anchor if anchor else ''})"
+        return f"[{text}](/{page}.md{'#' + anchor if anchor else ''})"
 
     source[0] = _LINK.sub(linked, source[0])
 

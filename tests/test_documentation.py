@@ -18,8 +18,9 @@ from sparseallreduce.linear import MODELS, SCHEDULES, STRATEGIES
 from sparseallreduce.reducers import REDUCERS
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/*.md"), *ROOT.glob("data/*.md"), *ROOT.glob("examples/*.md")])
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FOLDERS = ("docs/**", "data", "examples")
+PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(page for folder in FOLDERS for page in ROOT.glob(f"{folder}/*.md"))])
+FENCE = re.compile(r"^```([\w{}-]*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
@@ -31,10 +32,11 @@ def anchors(page):
 
 
 def commands(page):
-    """The words of every shell command in the fenced blocks of a page, without comments."""
+    """The words of every shell command in the fenced blocks of a page, without comments; those of cells begin with `!`."""
     for language, block in FENCE.findall(page.read_text()):
-        if language in ("", "sh"):
+        if language in ("", "sh", "{code-cell}"):
             for line in block.replace("\\\n", " ").splitlines():
+                line = line.removeprefix("!") if language == "{code-cell}" else line
                 if re.match(r"(sudo |mpiexec|srun|sparseallreduce|python|pip|make) ?", line):
                     yield shlex.split(line, comments=True)
 

@@ -34,5 +34,13 @@ def test_every_public_name_is_in_the_reference(module):
 
 def test_every_page_is_in_the_contents():
     index = (API.parent / "index.md").read_text()
-    pages = {path.stem for path in API.parent.glob("*.md")} - {"index"}
+    pages = {str(path.relative_to(API.parent).with_suffix("")) for path in API.parent.rglob("*.md")} - {"index"}
     assert pages <= set(index.split())
+
+
+def test_figures_of_where_it_does_not_pay_are_measured_ones():
+    rows = [line for line in (API.parent / "where_it_does_not_pay.md").read_text().splitlines() if line.startswith("| **")]
+    measured = (API.parent / "performance.md").read_text()
+    figures = {figure for row in rows for figure in re.findall(r"(?<![\d^])\d*\.\d+(?!\d)", row)}
+    assert len(rows) > 12 and len(figures) > 20
+    assert {figure for figure in figures if not re.search(rf"(?<![\d.]){re.escape(figure)}(?!\d)", measured)} <= {"0.01"}  # of --gap
