@@ -204,3 +204,17 @@ def test_a_visit_sets_a_logistic_dual_variable_to_its_best_value(features, scale
     ends = np.array([1e-14, 1 - 1e-14])
     odds = np.clip(dual[0] / bound, *ends)
     assert np.log(odds / (1 - odds)) == pytest.approx(np.clip(-score, *np.log(ends / (1 - ends))), abs=1e-5 * (1 + abs(score)))
+
+
+@pytest.mark.parametrize("name", ["hinge", "squared_hinge"])
+def test_few_hard_samples_among_many_easy_ones_take_few_rounds(name):
+    rng = np.random.default_rng(1)
+    labels, easy = rng.choice([-1.0, 1.0], 4000), np.arange(4000) >= 400
+    words = scipy.sparse.random(4000, 300, 0.04, "csr", np.float32, rng=rng)
+    words.data[:] = 1
+    clues = scipy.sparse.csr_array(np.float32(3) * np.stack([(labels > 0) & easy, (labels < 0) & easy], axis=1))
+    samples = Dataset.from_scipy(scipy.sparse.hstack([words, clues]), labels)
+    solver = CoCoA(samples, LOSSES[name](), l2=1 / 40_000, comm=sar.SERIAL, tolerance=1e-6, intercept=False)
+    solver.fit()
+    assert solver.converged
+    assert len(solver.history) < 150  # with one pass a round, more than 400

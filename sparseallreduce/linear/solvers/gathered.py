@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,10 +12,10 @@ from sparseallreduce.linear.kernels import weight_changes
 from sparseallreduce.linear.kernels.dual import HINGE, SQUARED_HINGE
 from sparseallreduce.linear.kernels.dual_warming import warm_up_gathering
 from sparseallreduce.linear.solvers.exchange import Exchange
-from sparseallreduce.linear.solvers.local import LocalProblem
+from sparseallreduce.linear.solvers.local import LocalProblem, Passes
 from sparseallreduce.runtime.objects import agreed, broadcast_arrays, gather, gather_on_first
 
-__all__ = ["Gathered", "Passes"]
+__all__ = ["Gathered"]
 
 Array = NDArray[Any]
 
@@ -26,15 +25,6 @@ Array = NDArray[Any]
 _SHARE = {HINGE: (0.6, 1.0), SQUARED_HINGE: (0.4, 0.4)}
 _FIRST_ROUNDS = 10
 _LARGEST = 4
-
-
-class Passes(NamedTuple):
-    """The results of a round's passes on the first rank."""
-
-    gap: float  # sum of the samples' gaps before their visits in the last pass
-    before: float  # the same for the pass before the last; infinite if there was none
-    sent: int  # bytes sent by this rank
-    nonzeros: int  # number of non-zeros that the first rank has processed
 
 
 class _Samples(NamedTuple):
@@ -127,8 +117,8 @@ class Gathered:
         self.begun = True
         return sum(array.nbytes for array in arrays) if comm.rank else 0
 
-    def advance(self, passes: int, visits: int, enough: float) -> Passes:
-        """Let the first rank make passes, and apply its changes on all ranks.
+    def advance(self, passes: int, visits: int, enough: float) -> tuple[Passes, int]:
+        """Let the first rank make passes, and apply its changes on all ranks; return them, and the bytes that this rank sent.
 
         Parameters
         ----------
@@ -144,7 +134,7 @@ class Gathered:
         self.catch_up()
         gap, before = received["figures"][:2].tolist()
         sent = 0 if changes is None else (self._comm.size - 1) * sum(array.nbytes for array in changes.values())
-        return Passes(gap, before, sent, int(received["figures"][5]))
+        return Passes(gap, before, int(received["figures"][5])), sent
 
     def catch_up(self) -> None:
         """Apply the first rank's last changes, if not all ranks have applied them because one failed. All ranks call it."""
@@ -209,14 +199,10 @@ class Gathered:
 
     def _ascended(self, passes: int, visits: int, enough: float) -> dict[str, Array] | None:
         """Return the changes made by passes of the first rank, by name; None on other ranks."""
-        problem, gap, before, expected, nonzeros = self._problem, math.inf, math.inf, math.inf, 0
+        problem = self._problem
         if problem is None:
             return None
-        while passes > 0 or (visits > 0 and expected > enough):
-            passes, visits = passes - 1, visits - max(1, problem.active)
-            nonzeros += problem.entries_of(problem.active_rows)
-            before, gap = gap, problem.ascend(1)
-            expected = gap * min(1.0, gap / before) if 0 < before < math.inf else gap
+        gap, before, nonzeros = problem.ascend_until(passes, visits, enough)
         weights, features = problem.feature_weights, problem.numbering.features
         changed, visited = np.flatnonzero(weights != self._sent_weights), np.flatnonzero(problem.dual != self._sent_dual)
         self._sent_weights, self._sent_dual = weights, problem.dual.copy()

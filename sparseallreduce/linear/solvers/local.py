@@ -17,7 +17,7 @@ from sparseallreduce.linear.kernels import weight_changes
 from sparseallreduce.linear.solvers.frames import Frame
 from sparseallreduce.linear.solvers.numbering import Numbering
 
-__all__ = ["MULTINOMIAL", "Certificate", "ClassProblem", "ErrorProblem", "LocalProblem"]
+__all__ = ["MULTINOMIAL", "Certificate", "ClassProblem", "ErrorProblem", "LocalProblem", "Passes"]
 
 Array = NDArray[Any]
 
@@ -32,6 +32,14 @@ class Certificate(NamedTuple):
     losses: float  # sum of its samples' losses, each times its bound
     conjugates: float  # sum of its samples' conjugates
     squares: float  # sum of squares of the weights of features that no other rank has
+
+
+class Passes(NamedTuple):
+    """The results of passes over a rank's active samples."""
+
+    gap: float  # sum of the samples' gaps before their visits in the last pass
+    before: float  # the same for the pass before the last; infinite if there was none
+    nonzeros: int  # number of non-zeros processed
 
 
 class LocalProblem:
@@ -244,6 +252,27 @@ class LocalProblem:
             done += 1
             self.active, gap = self._pass(self._active, self.active, self.limits)
         return gap
+
+    def ascend_until(self, passes: int, visits: int, enough: float) -> Passes:
+        """Process the active samples again and again until their gaps are expected to be small enough.
+
+        Parameters
+        ----------
+        passes : int
+            Smallest number of passes.
+        visits : int
+            Number of visits of samples after which no further pass begins.
+        enough : float
+            Sum of gaps that is small enough.
+        """
+        gap, before, expected, nonzeros = math.inf, math.inf, math.inf, 0
+        while passes > 0 or (visits > 0 and expected > enough):
+            passes, visits = passes - 1, visits - max(1, self.active)
+            nonzeros += self.entries_of(self.active_rows)
+            self.active, found = self._pass(self._active, self.active, self.limits)
+            before, gap = gap, found
+            expected = gap * min(1.0, gap / before) if 0 < before < math.inf else gap
+        return Passes(gap, before, nonzeros)
 
     def _pass(self, rows: Array, count: int, limits: Array) -> tuple[int, float]:
         """Visit the first ``count`` of these rows once; move those that stay active to the front, and return their number and the gap."""
