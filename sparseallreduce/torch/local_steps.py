@@ -15,6 +15,7 @@ from sparseallreduce.errors import AlgorithmError, CheckpointError, StreamTypeEr
 from sparseallreduce.optim.local_vectors import Vector
 from sparseallreduce.runtime.communicators import resolve
 from sparseallreduce.runtime.objects import agreed, report_error, together
+from sparseallreduce.torch.flight import unscaled
 
 __all__ = ["DiLoCo", "LocalSGD", "LocalSteps", "SparseLoCo"]
 
@@ -60,6 +61,8 @@ class LocalSteps(torch.optim.Optimizer):
         The same error on every rank: AlgorithmError or StreamTypeError if an argument is wrong on any rank, MismatchError if the ranks
         differ in their settings or in the number of their parameters.
     """
+
+    _step_supports_amp_scaling = True  # a GradScaler would leave out a step on some ranks, which then fall behind in their sums
 
     def __init__(self, inner: torch.optim.Optimizer, *, comm: Any = None, **settings: Any) -> None:
         comm = resolve(comm)
@@ -114,6 +117,8 @@ class LocalSteps(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make a step of the inner optimiser. After every ``H`` steps, combine the changes of all ranks, which is collective.
 
+        If a ``GradScaler`` finds infinite gradients on a rank, the step counts, but does not change the parameters of this rank.
+
         Raises
         ------
         SparseAllreduceError
@@ -123,11 +128,23 @@ class LocalSteps(torch.optim.Optimizer):
             If the inner optimiser raises an error on one rank, the other ranks raise it in their next sum.
         """
         try:
-            loss = self.inner.step(closure)
+            loss = self._inner_step(closure)
         except BaseException as error:
             raise report_error(self.comm, error) from None
         self.local.step()
         return loss
+
+    def _inner_step(self, closure: Callable[[], Any] | None) -> Any:
+        """Make a step of the inner optimiser by unscaled gradients, unless one of them is infinite."""
+        factor, infinite = unscaled(self)
+        if infinite:
+            return None
+        if factor != 1:
+            gradients = (parameter.grad for group in self.param_groups for parameter in group["params"])
+            for gradient in gradients:
+                if gradient is not None:
+                    gradient.mul_(factor)
+        return self.inner.step(closure)
 
     def synchronize(self) -> None:
         """Combine the changes since the last sum now, so that all ranks have the same parameters. Collective.

@@ -141,6 +141,28 @@ def case_what_the_inner_optimiser_raises_on_one_rank_is_raised_on_all(comm, wher
 
 
 @each(kind=KINDS)
+def case_a_step_that_a_scaler_skips_on_one_rank_counts_there_too(comm, kind):
+    models = [net(), net()]
+    optimizers = [KINDS[kind](torch.optim.SGD(model.parameters(), 0.05), comm, 2) for model in models]
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    scaler.scale(torch.ones(1))
+    for step in range(4):
+        for model, optimizer in zip(models, optimizers):
+            optimizer.zero_grad()
+            backward(model, comm.rank, step)
+            for parameter in model.parameters() if step == 1 and comm.rank == 0 else ():
+                parameter.grad.fill_(torch.inf if model is models[0] else 0.0)
+        for parameter in models[0].parameters():
+            parameter.grad.mul_(scaler.get_scale())
+        scaler.step(optimizers[0])
+        scaler.update()
+        optimizers[1].step()
+    assert [(optimizer.steps, optimizer.sums) for optimizer in optimizers] == [(4, 2)] * 2
+    assert scaler.get_scale() == (32 if comm.rank == 0 else 64)
+    assert bits(models[0]) == bits(models[1])
+
+
+@each(kind=KINDS)
 def case_a_sum_that_fails_loses_nothing_and_counts_nothing_twice(comm, kind):
     models = [net(), net()]
     for fails, model in zip((True, False), models):
