@@ -10,6 +10,9 @@ from __future__ import annotations
 import runpy
 import sys
 import traceback
+from contextlib import redirect_stdout
+from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -18,7 +21,8 @@ import click
 
 from sparseallreduce.errors import SparseAllreduceError
 from sparseallreduce.runtime.communicators import resolve
-from sparseallreduce.runtime.objects import gather
+from sparseallreduce.runtime.launchers import launched_rank
+from sparseallreduce.runtime.objects import agreed, gather
 from sparseallreduce.runtime.output import flush_to_launcher
 from sparseallreduce.torch.process_group import set_environment
 
@@ -33,6 +37,16 @@ class _Command(click.Command):
     """A command that explains what replaces the options of torchrun."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments. Rank 0 alone prints the help, and what is wrong with them."""
+        if launched_rank() == 0:
+            return self._parsed(ctx, args)
+        with redirect_stdout(StringIO()):
+            try:
+                return self._parsed(ctx, args)
+            except click.UsageError as error:
+                raise SystemExit(error.exit_code) from None
+
+    def _parsed(self, ctx: click.Context, args: list[str]) -> list[str]:
         for each in args:
             if not each.startswith("-"):
                 break
@@ -54,8 +68,11 @@ def main(script: str, arguments: tuple[str, ...], module: bool) -> None:
     try:
         comm = resolve(None)
         set_environment(comm)
+        agreed(comm, lambda: _find(script, module))
     except SparseAllreduceError as error:
-        raise click.ClickException(str(error)) from error
+        if launched_rank() == 0:
+            raise click.ClickException(str(error)) from error
+        raise SystemExit(1) from None
     sys.argv = [script, *arguments]
     try:
         _execute(script, module)
@@ -69,12 +86,27 @@ def main(script: str, arguments: tuple[str, ...], module: bool) -> None:
     gather(comm, None, long_wait=True)  # rank 0 keeps the store open until no rank needs it
 
 
+def _find(script: str, module: bool) -> None:
+    """Set the path for imports, and raise an error if there is no such script or module."""
+    sys.path[0] = str(Path.cwd() if module else Path(script).resolve().parent)
+    if not module:
+        if not Path(script).exists():
+            raise SparseAllreduceError(f"there is no file {script}: SCRIPT is a path, or with -m the name of a module")
+        return
+    try:
+        found = find_spec(script) is not None
+    except ModuleNotFoundError as error:
+        found = not (error.name and script.startswith(error.name))
+    except Exception:
+        return  # raised again, with its traceback, where the module is executed
+    if not found:
+        raise SparseAllreduceError(f"there is no module {script} in {Path.cwd()} or among the installed packages")
+
+
 def _execute(script: str, module: bool) -> None:
     if module:
-        sys.path[0] = str(Path.cwd())
         runpy.run_module(script, run_name="__main__", alter_sys=True)
     else:
-        sys.path[0] = str(Path(script).resolve().parent)
         runpy.run_path(script, run_name="__main__")
 
 

@@ -1,6 +1,7 @@
 """Scripts that are written for torchrun, run as ranks of MPI."""
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -11,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 import sparseallreduce as sar
 from sparseallreduce.runtime.hosts import Place
-from sparseallreduce.torch import init_process_group, process_group
+from sparseallreduce.torch import init_process_group, process_group, run
 from sparseallreduce.torch.run import main
 
 SCRIPT = Path(__file__).parent / "scripts_run.py"
@@ -64,6 +65,28 @@ def test_one_process_is_a_world_of_one(tmp_path):
         sys.argv, sys.path[:] = argv, paths
 
     assert result.output == f"1 ['-x', '--help'] {tmp_path} __main__\n"
+
+
+@pytest.mark.parametrize("arguments", [["none.py"], ["-m", "no_such"], ["-m", "no_such.module"], ["-m", "json.no_such"]])
+def test_a_script_that_is_not_there_is_one_line_and_no_traceback(arguments, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    result = CliRunner().invoke(main, arguments)
+
+    assert result.exit_code == 1
+    assert re.fullmatch(rf"Error: there is no (file|module) {arguments[-1]}\b.*\n", result.output), result.output
+
+
+@pytest.mark.parametrize("arguments", [["--help"], [], ["--no-such-option", "train.py"], ["none.py"]])
+def test_rank_0_alone_prints_the_help_and_what_is_wrong_with_the_arguments(arguments, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(run, "launched_rank", lambda: 1)
+    silent = CliRunner().invoke(main, arguments)
+    monkeypatch.setattr(run, "launched_rank", lambda: 0)
+    spoken = CliRunner().invoke(main, arguments)
+
+    assert silent.output == "" and spoken.output != ""
+    assert silent.exit_code == spoken.exit_code
 
 
 @pytest.mark.parametrize("option", ["--nproc-per-node=2", "--nnodes", "--standalone"])
