@@ -43,6 +43,17 @@ def test_a_script_learns_as_much_with_sums_over_mpi(script, mpi_run):
     assert plain != run("--reducer", "oktopk") < plain + 0.25
 
 
+def test_accelerate_prepares_our_optimisers(mpi_run):
+    if find_spec("accelerate") is None:
+        if os.environ.get("REQUIRE_FRAMEWORKS"):
+            pytest.fail("accelerate is not installed here: `make test-frameworks` installs it")
+        pytest.skip("no accelerate here: `make test-frameworks` installs it")
+
+    ran = mpi_run(2, "-m", "sparseallreduce.torch.run", str(FOLDER / "accelerate_optimizers.py"), timeout=300)
+
+    assert ran.stdout.count("prepared") == 2, (ran.stdout, ran.stderr)
+
+
 def test_a_script_ends_at_the_same_loss_as_under_torchrun(mpi_run):
     pytest.importorskip("torch")
     script = str(FOLDER / "ddp_digits.py")
