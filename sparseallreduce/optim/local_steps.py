@@ -17,6 +17,7 @@ from sparseallreduce.algorithms.agreement import Intent
 from sparseallreduce.errors import AlgorithmError, CheckpointError, MismatchError
 from sparseallreduce.optim.local_sums import ChangeSum
 from sparseallreduce.optim.local_vectors import Arrays, Vector
+from sparseallreduce.runtime.api import allreduce
 from sparseallreduce.runtime.communicators import resolve
 from sparseallreduce.runtime.launching import agree
 from sparseallreduce.runtime.objects import agreed, broadcast_arrays, gather, is_known, report_error, together
@@ -52,6 +53,8 @@ class LocalSteps(ABC):
         steps apart.
     progress : str
         How a running sum advances: "manual", in each :meth:`step`, or "thread", see :func:`sparseallreduce.iallreduce`.
+    warmup : int
+        The number of steps before the local ones, which the ranks make by mean gradients: see :meth:`mean`.
     comm : mpi4py.MPI.Intracomm or SERIAL, optional
         ``MPI.COMM_WORLD`` by default.
 
@@ -84,10 +87,12 @@ class LocalSteps(ABC):
         delay: int = 0,
         fragments: int = 1,
         progress: str = "manual",
+        warmup: int = 0,
         comm: Any = None,
     ) -> None:
         self.comm = resolve(comm)
         self.H, self.outer_lr, self.delay, self.fragments, self.progress = H, outer_lr, delay, fragments, progress
+        self.warmup = warmup
         self.steps = self.sums = 0
         self._flights: list[Flight] = []
         together(self.comm, lambda: self._begin(parameters))
@@ -111,16 +116,52 @@ class LocalSteps(ABC):
             raise AlgorithmError(f"delay is a number of steps, from 0 to H, {self.H}, not {self.delay}")
         if not 1 <= self.fragments <= self.H:
             raise AlgorithmError(f"fragments is the number of parts that are summed in turn, from 1 to H, {self.H}, not {self.fragments}")
+        if self.warmup < 0:
+            raise AlgorithmError(f"warmup is a number of steps, at least 0, not {self.warmup}")
         if self.progress not in ("manual", "thread"):
             raise AlgorithmError(f"progress is 'manual' or 'thread', not {self.progress!r}")
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that must be the same on all ranks, by name."""
-        return {"kind": type(self).__name__, "H": self.H, "outer_lr": self.outer_lr, "delay": self.delay, "fragments": self.fragments}
+        own = {"kind": type(self).__name__, "H": self.H, "outer_lr": self.outer_lr, "delay": self.delay, "fragments": self.fragments}
+        return {**own, "warmup": self.warmup}
 
     @abstractmethod
     def _new_sum(self, size: int) -> ChangeSum:
         """Return the object that sums the changes of this number of parameters."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the changes: float32 or float64."""
+        dtype: np.dtype[Any] = self._vector.dtype
+        return dtype
+
+    @property
+    def warming_up(self) -> bool:
+        """Whether the next step belongs to the warm-up."""
+        return self.steps < self.warmup
+
+    def mean(self, gradient: Array) -> Array:
+        """Return the mean of the ranks' gradients if the next step belongs to the warm-up, and otherwise this rank's own. Collective.
+
+        The changes of models that have learned nothing yet have little in common, which is why trainings by local steps begin with dense
+        sums (Douillard et al., 2023, section 3). The steps of the warm-up must be the same on all ranks: take them by this mean.
+
+        Parameters
+        ----------
+        gradient : array
+            Of any shape, and of the same on all ranks; float32 or float64.
+
+        Raises
+        ------
+        SparseAllreduceError
+            The same error on every rank, if an argument is wrong or the sum fails on any rank.
+        """
+        return together(self.comm, lambda: self._mean(gradient)) if self.warming_up else gradient
+
+    def _mean(self, gradient: Array) -> Array:
+        flat = agreed(self.comm, lambda: SparseStream.from_dense(np.ascontiguousarray(gradient).reshape(-1)))
+        return allreduce(flat, self.comm, "mean").to_dense().reshape(gradient.shape)
 
     def step(self) -> None:
         """Count a step that this rank has made. After every ``H`` steps, combine the changes of all ranks, which is collective.
@@ -129,15 +170,17 @@ class LocalSteps(ABC):
         ------
         SparseAllreduceError
             The same error on every rank, if the sum fails on any rank. The parameters then have the values from before the sum, and
-            :meth:`synchronize` repeats it.
+            :meth:`synchronize` repeats it. MismatchError if the parameters of the ranks differ at the end of the warm-up.
         """
         try:
-            self.steps += 1
+            self._count()
             for flight in self._flights:
                 with suppress(Exception):  # raised again when the sum is finished
                     flight.request.test()
         except BaseException as error:
             raise report_error(self.comm, error) from None
+        if 0 < self.warmup == self.steps:
+            self.check_replicas()
         while self._flights and self._flights[0].due <= self.steps:
             together(self.comm, self._finish_first)
         for fragment in self._due():
@@ -145,6 +188,12 @@ class LocalSteps(ABC):
                 self._start(fragment)
             else:
                 together(self.comm, lambda fragment=fragment: self._combine(fragment))  # type: ignore[misc]
+
+    def _count(self) -> None:
+        """Count a step. Those of the warm-up have changed the parameters of all ranks alike, which leaves nothing to sum."""
+        if self.warming_up:
+            self._set_anchor(self._vector.read(0, self._vector.size))
+        self.steps += 1
 
     def finish(self) -> None:
         """Wait for the running sums, and apply them. Collective."""
@@ -290,7 +339,8 @@ class LocalSteps(ABC):
 
     def _due(self) -> list[int]:
         """Return the fragments whose sums start after this step."""
-        return [part for part in range(self.fragments) if (self.steps - (part + 1) * self.H // self.fragments) % self.H == 0]
+        local = self.steps - self.warmup
+        return [part for part in range(self.fragments) if local > 0 and (local - (part + 1) * self.H // self.fragments) % self.H == 0]
 
     def _prepared(self, fragment: int, delay: int = 0) -> Flight:
         """Return a sum that is ready to start, without changing anything."""

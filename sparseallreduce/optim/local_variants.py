@@ -30,7 +30,7 @@ class SparseLoCo(LocalSteps):
 
     Parameters
     ----------
-    parameters, H, outer_lr, delay, fragments, progress, comm
+    parameters, H, outer_lr, delay, fragments, progress, warmup, comm
         See :class:`LocalSteps`.
     density : float
         The share of the parameters that a sum sends, above 0 and at most 1.
@@ -76,7 +76,7 @@ class DiLoCo(LocalSteps):
 
     Parameters
     ----------
-    parameters, H, outer_lr, delay, fragments, progress, comm
+    parameters, H, outer_lr, delay, fragments, progress, warmup, comm
         See :class:`LocalSteps`. The paper uses an ``outer_lr`` of 0.7.
     outer_momentum : float
         The momentum of the outer SGD, at least 0 and below 1.
@@ -107,7 +107,7 @@ class LocalSGD(DiLoCo):
 
     Parameters
     ----------
-    parameters, H, delay, fragments, progress, comm
+    parameters, H, delay, fragments, progress, warmup, comm
         See :class:`LocalSteps`.
     """
 

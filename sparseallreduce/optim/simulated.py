@@ -61,6 +61,8 @@ def simulated_step(
 def simulated_local_step(replicas: Sequence[LocalSteps], network: Network | None = None, **how: Any) -> list[Simulation]:
     """Count a step of all replicas of a simulated run, and combine changes that are due, as :meth:`LocalSteps.step` does.
 
+    The caller takes the steps of a warm-up by the mean of the replicas' gradients.
+
     Parameters
     ----------
     replicas : sequence of LocalSteps
@@ -89,7 +91,7 @@ def simulated_local_step(replicas: Sequence[LocalSteps], network: Network | None
     (array([1., 1., 1., 1.]), 1)
     """
     for replica in replicas:
-        replica.steps += 1
+        replica._count()
         while replica._flights and replica._flights[0].due <= replica.steps:
             replica._finish_first()
     simulations = []

@@ -16,6 +16,7 @@ from sparseallreduce.optim.local_vectors import Vector
 from sparseallreduce.runtime.communicators import resolve
 from sparseallreduce.runtime.objects import agreed, report_error, together
 from sparseallreduce.torch.flight import unscaled
+from sparseallreduce.torch.warmup import average_gradients
 
 __all__ = ["DiLoCo", "LocalSGD", "LocalSteps", "SparseLoCo"]
 
@@ -47,6 +48,9 @@ class LocalSteps(torch.optim.Optimizer):
         steps apart.
     progress : str
         How a running sum advances: "manual", in each step, or "thread", see :func:`sparseallreduce.iallreduce`.
+    warmup : int
+        The number of steps before the local ones, which the ranks make by the mean of their gradients. Models that have learned nothing yet
+        gain most from it.
     comm : mpi4py.MPI.Intracomm or SERIAL, optional
         ``MPI.COMM_WORLD`` by default.
 
@@ -128,11 +132,28 @@ class LocalSteps(torch.optim.Optimizer):
             If the inner optimiser raises an error on one rank, the other ranks raise it in their next sum.
         """
         try:
-            loss = self._inner_step(closure)
+            loss = self._warmup_step(closure) if self.local.warming_up else self._inner_step(closure)
         except BaseException as error:
             raise report_error(self.comm, error) from None
         self.local.step()
         return loss
+
+    def _warmup_step(self, closure: Callable[[], Any] | None) -> Any:
+        """Make a step of the inner optimiser by mean gradients, unless one of them is infinite on any rank."""
+
+        def average() -> bool:
+            parameters = (parameter for group in self.param_groups for parameter in group["params"])
+            return average_gradients(self.local, parameters, *unscaled(self))
+
+        def averaged() -> Any:
+            assert closure is not None
+            loss = closure()
+            average()
+            return loss
+
+        if closure is None:
+            return self.inner.step() if average() else None
+        return self.inner.step(averaged)
 
     def _inner_step(self, closure: Callable[[], Any] | None) -> Any:
         """Make a step of the inner optimiser by unscaled gradients, unless one of them is infinite."""
@@ -280,7 +301,7 @@ class SparseLoCo(LocalSteps):
 
     Parameters
     ----------
-    inner, H, outer_lr, delay, fragments, progress, comm
+    inner, H, outer_lr, delay, fragments, progress, warmup, comm
         See :class:`LocalSteps`.
     density : float
         The share of the parameters that a sum sends, above 0 and at most 1.
@@ -318,10 +339,13 @@ class SparseLoCo(LocalSteps):
         delay: int = 0,
         fragments: int = 1,
         progress: str = "manual",
+        warmup: int = 0,
         comm: Any = None,
     ) -> None:
         own = {"density": density, "beta": beta, "codec": codec, "chunk": chunk}
-        super().__init__(inner, comm=comm, H=H, outer_lr=outer_lr, delay=delay, fragments=fragments, progress=progress, **own)
+        super().__init__(
+            inner, comm=comm, H=H, outer_lr=outer_lr, delay=delay, fragments=fragments, progress=progress, warmup=warmup, **own
+        )
 
     def _new_local(self, parameters: Vector, **settings: Any) -> optim.LocalSteps:
         return optim.SparseLoCo(parameters, **settings)
@@ -334,7 +358,7 @@ class DiLoCo(LocalSteps):
 
     Parameters
     ----------
-    inner, H, outer_lr, delay, fragments, progress, comm
+    inner, H, outer_lr, delay, fragments, progress, warmup, comm
         See :class:`LocalSteps`. The paper uses an ``outer_lr`` of 0.7.
     outer_momentum : float
         The momentum of the outer SGD, at least 0 and below 1.
@@ -359,10 +383,13 @@ class DiLoCo(LocalSteps):
         delay: int = 0,
         fragments: int = 1,
         progress: str = "manual",
+        warmup: int = 0,
         comm: Any = None,
     ) -> None:
         own = {"outer_momentum": outer_momentum, "nesterov": nesterov}
-        super().__init__(inner, comm=comm, H=H, outer_lr=outer_lr, delay=delay, fragments=fragments, progress=progress, **own)
+        super().__init__(
+            inner, comm=comm, H=H, outer_lr=outer_lr, delay=delay, fragments=fragments, progress=progress, warmup=warmup, **own
+        )
 
     def _new_local(self, parameters: Vector, **settings: Any) -> optim.LocalSteps:
         return optim.DiLoCo(parameters, **settings)
@@ -373,7 +400,7 @@ class LocalSGD(LocalSteps):
 
     Parameters
     ----------
-    inner, H, delay, fragments, progress, comm
+    inner, H, delay, fragments, progress, warmup, comm
         See :class:`LocalSteps`.
 
     Examples
@@ -391,9 +418,10 @@ class LocalSGD(LocalSteps):
         delay: int = 0,
         fragments: int = 1,
         progress: str = "manual",
+        warmup: int = 0,
         comm: Any = None,
     ) -> None:
-        super().__init__(inner, comm=comm, H=H, delay=delay, fragments=fragments, progress=progress)
+        super().__init__(inner, comm=comm, H=H, delay=delay, fragments=fragments, progress=progress, warmup=warmup)
 
     def _new_local(self, parameters: Vector, **settings: Any) -> optim.LocalSteps:
         return optim.LocalSGD(parameters, **settings)

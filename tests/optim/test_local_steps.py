@@ -96,6 +96,21 @@ def test_ranks_do_what_the_algorithm_says(kind, when):
     assert len({replica._anchor.tobytes() for replica in replicas}) == 1
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("when", WHENS, ids=str)
+def test_steps_of_a_warm_up_come_before_those_of_the_algorithm(kind, when):
+    """They leave neither residuals nor momenta, and no sum."""
+    weights, replicas = replicas_of(kind, warmup=5, **when)
+    for _ in range(5):
+        for own in weights:
+            own += 1
+        assert all(replica.warming_up for replica in replicas)
+        assert simulated_local_step(replicas) == []
+    assert not replicas[0].warming_up and replicas[0].mean(weights[0]) is weights[0]
+    advance(weights, replicas, 19)
+    np.testing.assert_allclose(weights, expected(kind, 19, **when) + 5, atol=2e-5)
+
+
 @pytest.mark.parametrize("when", WHENS, ids=str)
 def test_nothing_that_a_rank_has_changed_is_lost_or_counts_twice(when):
     weights = [np.zeros(SIZE) for _ in range(RANKS)]
@@ -172,6 +187,7 @@ def test_a_sum_that_fails_is_made_up_for():
         ({"fragments": 0}, "fragments"),
         ({"fragments": 31}, "fragments is the number of parts"),
         ({"progress": "magic"}, "progress"),
+        ({"warmup": -1}, "warmup is a number of steps"),
         ({"density": 0}, "density"),
         ({"beta": 2}, "decay"),
         ({"codec": "morse"}, "value_codec"),
@@ -190,7 +206,7 @@ def test_parameters_that_cannot_be_changed_are_refused():
         LocalSGD(np.zeros(3, np.int32), comm=sar.SERIAL)
 
 
-@pytest.mark.parametrize("change", [{"H": 5}, {"delay": 1}, {"fragments": 2}])
+@pytest.mark.parametrize("change", [{"H": 5}, {"delay": 1}, {"fragments": 2}, {"warmup": 3}])
 def test_a_state_of_other_settings_is_refused_and_named(change):
     state = LocalSGD(np.zeros(8), 4, comm=sar.SERIAL).state()
     with pytest.raises(CheckpointError, match=f"this state has {next(iter(change))} "):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from mpi_cases import each
-from nets import backward, bits, flat, net
+from nets import assert_alike, backward, bits, flat, flat_gradient, mean_over, net
 
 import sparseallreduce as sar
 from sparseallreduce.errors import CheckpointError
@@ -160,6 +160,79 @@ def case_a_step_that_a_scaler_skips_on_one_rank_counts_there_too(comm, kind):
     assert [(optimizer.steps, optimizer.sums) for optimizer in optimizers] == [(4, 2)] * 2
     assert scaler.get_scale() == (32 if comm.rank == 0 else 64)
     assert bits(models[0]) == bits(models[1])
+
+
+@each(kind=KINDS, closure=[False, True])
+def case_a_warm_up_is_the_inner_optimiser_on_the_mean_gradient(comm, kind, closure):
+    """Also if a rank lacks a gradient, and if a scaler finds infinite ones on a rank."""
+    model = net(seed=comm.rank)
+    optimizer = KINDS[kind](torch.optim.AdamW(model.parameters(), 1e-2), comm, 2, warmup=3)
+    theirs = net(seed=0)
+    reference = torch.optim.AdamW(theirs.parameters(), 1e-2)
+    first, *_, last = model.parameters()
+
+    def gradients(step):
+        optimizer.zero_grad()
+        loss = backward(model, comm.rank, step)
+        first.grad, last.grad = None if step == 1 and comm.rank == 0 else first.grad, None
+        for own, parameter in zip(model.parameters(), theirs.parameters()):
+            parameter.grad = mean_over(comm, torch.zeros_like(own) if own.grad is None else own.grad).float()
+        parameter.grad = None
+        return loss
+
+    for step in range(3):
+        if closure:
+            optimizer.step(lambda step=step: gradients(step))
+        else:
+            gradients(step)
+            optimizer.step()
+        reference.step()
+        assert_alike(comm, model)
+        torch.testing.assert_close(flat(model), flat(theirs), rtol=1e-4, atol=1e-4)
+    assert optimizer.sums == 0
+    train(model, optimizer, comm.rank, 2, 3)
+    assert optimizer.sums == 1
+    optimizer.check_replicas()
+
+
+def case_a_warm_up_leaves_out_a_step_with_infinite_gradients_on_any_rank(comm):
+    model = net()
+    optimizer = SparseLoCo(torch.optim.SGD(model.parameters(), 0.05), 2, 0.05, warmup=3, comm=comm)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    scaler.scale(torch.ones(1))
+    for step in range(3):
+        optimizer.zero_grad()
+        backward(model, comm.rank, step)
+        expected = flat(model) - (0 if step == 1 else 0.05 * mean_over(comm, flat_gradient(model)))
+        for parameter in model.parameters():
+            parameter.grad.mul_(torch.inf if step == 1 and comm.rank == 0 else scaler.get_scale())
+        scaler.step(optimizer)
+        scaler.update()
+        torch.testing.assert_close(flat(model), expected, rtol=1e-5, atol=1e-6)
+        assert_alike(comm, model)
+    assert optimizer.steps == 3
+
+
+def case_a_warm_up_without_the_mean_is_an_error_on_all_ranks_at_its_end(comm):
+    weights = np.zeros(100, np.float32)
+    local = sar.optim.SparseLoCo(weights, 2, warmup=2, comm=comm)
+    mean = local.mean(np.full((2, 50), comm.rank, np.float32))
+    assert np.array_equal(mean, np.full((2, 50), (comm.size - 1) / 2))
+    local.step()
+    weights += comm.rank
+    with pytest.raises(sar.MismatchError, match="replicas differ"):
+        local.step()
+
+
+@each(where=range(2))
+def case_a_sparse_gradient_in_a_warm_up_is_an_error_on_all_ranks(comm, where):
+    table = torch.nn.Embedding(10, 3, sparse=comm.rank == where)
+    optimizer = LocalSGD(torch.optim.SGD(table.parameters(), 0.1), 2, warmup=2, comm=comm)
+    table(torch.tensor([1, 2])).sum().backward()
+    before = bits(table)
+    with pytest.raises(sar.StreamTypeError, match="dense gradients"):
+        optimizer.step()
+    assert bits(table) == before and optimizer.steps == 0
 
 
 @each(kind=KINDS)
