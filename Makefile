@@ -40,7 +40,7 @@ help:
 	@echo "make docs          build the documentation site into build/site; warnings are errors"
 	@echo "make test-site     open every page of the site in headless Chromium, which has to be installed, wide and narrow, light and dark: links,"
 	@echo "                   overflow, console errors and accessibility. Needs npm, and is no part of make test (PAGES=\"index.html\" for some)"
-	@echo "make lint          run ruff, codespell, mypy, and numpydoc on the docstrings of public names"
+	@echo "make lint          run ruff, codespell, mypy, pyright (are all public types known?), and numpydoc on public docstrings"
 	@echo "make bench         measure all algorithms at N = 2**24, into bench/results (MPI=openmpi for Open MPI)"
 	@echo "make bench-gpu     measure kernels, copies and sums on a GPU (ARGUMENTS=\"--power 24\" goes to the program)"
 	@echo "make bench-hosts   measure between emulated hosts, as root, into bench/results/hosts; WHAT=tables (all ways to sum), auto (what"
@@ -168,6 +168,7 @@ lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/codespell sparseallreduce tests docs bench examples tools data README.md CHANGELOG.md
 	$(BIN)/mypy
+	$(BIN)/python tools/check_types.py
 	$(BIN)/python tools/check_docstrings.py
 
 dist: $(VENV)/installed-dev

@@ -5,7 +5,9 @@ reference or of ``weakref.finalize``, which may run at any time, Python prints t
 not, and the finalisation is incomplete. Frequent finalisation is therefore left to C functions, which Python calls here directly.
 """
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 __all__ = ["Finalizer"]
 
@@ -30,4 +32,4 @@ class Finalizer(partial[object]):
     """
 
     __slots__ = ()
-    __del__ = partial.__call__
+    __del__: Callable[..., Any] = partial.__call__

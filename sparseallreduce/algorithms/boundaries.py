@@ -126,12 +126,16 @@ class Spread:
         The rank of each position; by default all ranks have the same distribution.
     """
 
+    size: int
+    most: int
+    union: int
+
     def __init__(self, size: int, places: Counts, weights: Counts, shares: Counts | None, most: int, owners: Counts | None = None) -> None:
         self._given = places, weights, owners
         order = np.argsort(places, kind="stable")
         places, weights = places[order], weights[order]
         self.size, self.most = size, most
-        self.total = max(1, int(weights.sum()) // QUANTILES)
+        self.total: int = max(1, int(weights.sum()) // QUANTILES)
         self._places = np.concatenate([[0], places, [size]])
         self._entries = _below(weights)
         if shares is None:
@@ -146,7 +150,7 @@ class Spread:
         digest = hashlib.blake2b(repr((size, most, self.total, self.union)).encode(), digest_size=8)
         for array in (self._places, self._entries, self._sum):
             digest.update(array.astype("<i8").tobytes())
-        self.digest = digest.digest()
+        self.digest: bytes = digest.digest()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Spread) and self.digest == other.digest

@@ -159,7 +159,7 @@ class Doubling:
         if place >= core:
             yield Send(place - core, set_of(indices, size))
             union = indices_of((yield Recv(place - core)))
-            self.out = self._kind.room(len(union))
+            self.out: Array = self._kind.room(len(union))
             return union
         if self._excess is not None:
             indices = self._round(self._excess, indices, indices_of((yield Recv(self._excess))))
@@ -254,7 +254,7 @@ class Gather:
         sets = yield from self._gathered(None if indices is None else set_of(indices, size))
         parts = [indices_of(each) for each in sets]
         self._cuts = [0, *np.cumsum([len(part) for part in parts]).tolist()]
-        self.out = self._kind.room(self._cuts[-1])
+        self.out: Array = self._kind.room(self._cuts[-1])
         return np.concatenate(parts)
 
     def run(self, values: Array | None) -> Steps:
@@ -288,6 +288,8 @@ class FixedSum:
     algorithm : str
         One of :data:`FIXED`.
     """
+
+    algorithm: str
 
     def __init__(self, algorithm: str, kind: Kind, rank: int, ranks: int, hosts: Hosts, cut: Cutter | None = None) -> None:
         self.algorithm, self._reduction = algorithm, Reduction(kind.op)

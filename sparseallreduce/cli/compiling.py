@@ -32,6 +32,9 @@ class Compilations:
         Of those that have ended.
     """
 
+    count: int
+    seconds: float
+
     def __init__(self, is_shown: Callable[[], bool] | None = None) -> None:
         self.count, self.seconds = 0, 0.0
         self._is_shown, self._said = is_shown, is_shown is None

@@ -11,6 +11,7 @@ from scipy.sparse import csr_array
 from sparseallreduce.cli.inputs import SamplesCommand, format_options, samples_argument, target_options, zero_based_option
 from sparseallreduce.cli.interpretation_options import Names, chosen_class, display_options, label_of, table, write_text
 from sparseallreduce.cli.numbers import Whole
+from sparseallreduce.cli.parameter import Parameter
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.data.load import load
 from sparseallreduce.linear.data.parts import Data
@@ -23,7 +24,7 @@ from sparseallreduce.runtime.objects import agreed, gather
 _MOST = 10_000  # samples per call
 
 
-class Rows(click.ParamType):  # type: ignore[type-arg]  # generic in later versions of click
+class Rows(Parameter):
     """Sample numbers from 1 and ranges of them, separated by commas; the command gets zero-based numbers in the same order."""
 
     name = "rows"

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from sparseallreduce.cli.numbers import Whole, whole_number
+from sparseallreduce.cli.parameter import Parameter
 from sparseallreduce.data_cache import DataCache
 from sparseallreduce.linear.data.parts import STANDARD_INPUT, Data
 from sparseallreduce.linear.data.reading import AUTO, BASES, DEFAULT_BITS, FORMATS, HEADERS, MOST_CATEGORIES
@@ -80,7 +81,7 @@ def format_options(command: F) -> F:
     return chosen(bits(command))
 
 
-class Columns(click.ParamType):  # type: ignore[type-arg]  # generic in later versions of click
+class Columns(Parameter):
     """Names of columns, separated by commas."""
 
     name = "columns"

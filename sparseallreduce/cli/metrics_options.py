@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import click
 import numpy as np
 
+from sparseallreduce.cli.parameter import Parameter
 from sparseallreduce.linear.metrics import METRICS, TOP, chosen_metrics
 from sparseallreduce.linear.model_file import FittedModel
 
@@ -21,7 +22,7 @@ ALL = "all"
 _WIDE = 12  # classes, the most whose confusion matrix fits a terminal
 
 
-class MetricNames(click.ParamType):  # type: ignore[type-arg]  # generic in later versions of click
+class MetricNames(Parameter):
     """Names of metrics separated by commas, or "all"; the command gets a tuple."""
 
     name = "NAME,NAME"

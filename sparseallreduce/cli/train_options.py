@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from sparseallreduce.cli.parameter import Parameter
 from sparseallreduce.linear.data.label_words import is_name
 from sparseallreduce.linear.data.labels import BALANCED
 from sparseallreduce.linear.defaults import COCOA, DUAL, SGD, Factors, Penalty, in_rounds
@@ -69,7 +70,7 @@ _OF_SGD = (
 DECAY = {"inverse-scaling": "power", "inverse-time": "halving", "step-decay": "factor", "bold-driver": "cut", "plateau": "factor"}
 
 
-class ClassWeights(click.ParamType):  # type: ignore[type-arg]  # generic in later versions of click
+class ClassWeights(Parameter):
     """`balanced`, or pairs like `-1=0.5,1=2` or `ham=0.5,spam=2`."""
 
     name = "weights"
@@ -91,7 +92,7 @@ def _label(word: str) -> float | str:
     return word if is_name(word.encode()) else float(word)
 
 
-class Numbers(click.ParamType):  # type: ignore[type-arg]  # generic in later versions of click
+class Numbers(Parameter):
     """A number in a range, or several separated by commas, as a tuple; or the word ``also``, if given."""
 
     name = "float,..."

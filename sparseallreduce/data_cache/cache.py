@@ -115,6 +115,11 @@ class DataCache:
     'the store has changed'
     """
 
+    folder: Path
+    disk_bytes: int
+    memory_bytes: int
+    patience: float
+
     def __init__(
         self,
         folder: PathLike,

@@ -208,7 +208,7 @@ class StoredFiles:
     """
 
     def __init__(self, paths: Sequence[PathLike]) -> None:
-        self.paths = [os.fspath(path) for path in paths]
+        self.paths: list[str] = [os.fspath(path) for path in paths]
         self._versions: dict[int, str] = {}
 
     def __len__(self) -> int:

@@ -95,10 +95,13 @@ class Level:
         Whether contents are verified when they are read, in addition to the records.
     """
 
+    folder: Path
+    bound: int
+
     def __init__(self, folder: Path, bound: int, *, room: Callable[[int], bool] = lambda _: True, verified: bool = True) -> None:
         self.folder, self.bound = folder, bound
-        self.locks = Locks(folder / "lock")
-        self.warned = False
+        self.locks: Locks = Locks(folder / "lock")
+        self.warned: bool = False
         self._room, self._verified = room, verified
         self._closed_until = 0.0
 

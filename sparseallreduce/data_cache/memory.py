@@ -44,6 +44,9 @@ class SharedFolder:
         If there is no such file system, or the path belongs to another user.
     """
 
+    path: Path
+    process: int
+
     def __init__(self, name: str, memory: Path = SHARED_MEMORY) -> None:
         own = memory / f"sparseallreduce-{os.geteuid()}"
         with contextlib.suppress(FileExistsError):

@@ -134,7 +134,7 @@ class Logistic(LinearModel):
 
     name = "logistic"
     loss_name = "log"
-    curvature = 0.25
+    curvature: float = 0.25
 
     def loss(self, scores: Array, labels: Array) -> Array:
         return np.asarray(np.logaddexp(0.0, -labels * scores))
@@ -167,7 +167,7 @@ class SquaredHinge(Hinge):
     """A linear support vector machine with the loss max(0, 1 - y w.x)^2, which is differentiable everywhere."""
 
     loss_name = "squared_hinge"
-    curvature = 2.0
+    curvature: float = 2.0
 
     def loss(self, scores: Array, labels: Array) -> Array:
         return np.square(super().loss(scores, labels))
@@ -214,6 +214,9 @@ class Huber(Squared):
     array([-0.5,  1. ])
     """
 
+    epsilon: float
+    parameter: float
+
     loss_name = "huber"
 
     def __init__(self, epsilon: float = 1.35) -> None:
@@ -246,6 +249,9 @@ class Quantile(Squared):
     >>> Quantile(0.9).derivative(np.array([0.0, 2.0]), np.array([1.0, 1.0]))
     array([-0.9,  0.1])
     """
+
+    quantile: float
+    parameter: float
 
     loss_name = "quantile"
 
@@ -322,6 +328,9 @@ class EpsilonInsensitive(Squared):
     array([0. , 1.5])
     """
 
+    epsilon: float
+    parameter: float
+
     loss_name = "epsilon_insensitive"
 
     def __init__(self, epsilon: float = 0.0) -> None:
@@ -351,7 +360,7 @@ class SquaredEpsilonInsensitive(EpsilonInsensitive):
     """
 
     loss_name = "squared_epsilon_insensitive"
-    curvature = 2.0
+    curvature: float = 2.0
 
     def loss(self, scores: Array, labels: Array) -> Array:
         return np.square(super().loss(scores, labels))

@@ -44,7 +44,7 @@ class Multinomial(ClassModel):
 
     name = "multinomial"
     # The second derivatives with respect to the scores are diag(p) - p p^T, with eigenvalues up to 1/2.
-    curvature = 0.5
+    curvature: float = 0.5
 
     def loss(self, scores: Array, labels: Array) -> Array:
         own = scores[np.arange(len(labels)), labels.astype(np.intp)]
@@ -81,6 +81,11 @@ class OneVsRest(ClassModel):
     >>> OneVsRest(Logistic(), 3).derivative(np.zeros((1, 3)), np.array([2.0]))
     array([[ 0.5,  0.5, -0.5]])
     """
+
+    name: str
+    loss_name: str
+    parameter: float | None
+    curvature: float
 
     def __init__(self, base: LinearModel, columns: int) -> None:
         super().__init__(columns)

@@ -37,9 +37,9 @@ class PackDescent:
         self.pack = pack
         self.settings = settings
         self.rate_first = rate_first
-        self.feedback = ErrorFeedback(reducer, pack.dtype, revocable=revocable)
-        self.rule = _rule(pack, settings)
-        self.velocity = pack.xp.zeros(pack.size, pack.dtype) if settings.momentum_correction else None
+        self.feedback: ErrorFeedback = ErrorFeedback(reducer, pack.dtype, revocable=revocable)
+        self.rule: Rule = _rule(pack, settings)
+        self.velocity: Any = pack.xp.zeros(pack.size, pack.dtype) if settings.momentum_correction else None
         self._spare: Array | None = None
 
     def fed(self, gradients: Sequence[Array], rate: float, clip: float) -> Array:

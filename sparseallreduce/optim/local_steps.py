@@ -78,6 +78,13 @@ class LocalSteps(ABC):
     of a rank with those of the sum. Here a rank keeps its own steps since the start of the sum, so that each step counts once.
     """
 
+    outer_lr: float
+    delay: int
+    fragments: int
+    progress: str
+    steps: int
+    sums: int
+
     def __init__(
         self,
         parameters: Any,
@@ -90,7 +97,7 @@ class LocalSteps(ABC):
         warmup: int = 0,
         comm: Any = None,
     ) -> None:
-        self.comm = resolve(comm)
+        self.comm: Any = resolve(comm)
         self.H, self.outer_lr, self.delay, self.fragments, self.progress = H, outer_lr, delay, fragments, progress
         self.warmup = warmup
         self.steps = self.sums = 0

@@ -68,7 +68,7 @@ class FeedbackSum(ChangeSum):
     def __init__(self, size: int, dtype: Any, density: float, beta: float, codec: str, chunk: int) -> None:
         k = min(size, max(1, round(density * size)))
         reducer = TopkA(size, k, selector=partial(ChunkTopK, chunk=chunk), value_codec=codec)
-        self.feedback = ErrorFeedback(reducer, dtype, decay=beta)
+        self.feedback: ErrorFeedback = ErrorFeedback(reducer, dtype, decay=beta)
 
     def sum(self, change: Array, comm: Any) -> SparseStream:
         return self.feedback.step(change, comm)
@@ -100,6 +100,9 @@ class FeedbackSum(ChangeSum):
 
 class MomentumSum(ChangeSum):
     """Sends complete changes. Their mean is the gradient of SGD with momentum, whose velocity is the same on all ranks."""
+
+    momentum: float
+    nesterov: bool
 
     def __init__(self, momentum: float, nesterov: bool) -> None:
         self.momentum, self.nesterov = momentum, nesterov

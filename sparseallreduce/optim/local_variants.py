@@ -42,6 +42,11 @@ class SparseLoCo(LocalSteps):
         The number of parameters in a chunk.
     """
 
+    density: float
+    beta: float
+    codec: str
+    chunk: int
+
     def __init__(
         self,
         parameters: Any,
@@ -83,6 +88,9 @@ class DiLoCo(LocalSteps):
     nesterov : bool
         Whether the outer SGD uses Nesterov momentum.
     """
+
+    outer_momentum: float
+    nesterov: bool
 
     def __init__(
         self, parameters: Any, H: int = 30, outer_lr: float = 0.7, outer_momentum: float = 0.9, nesterov: bool = True, **how: Any

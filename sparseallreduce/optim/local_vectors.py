@@ -37,9 +37,11 @@ class Vector(ABC):
     """
 
     exact: bool = True
+    size: int
+    dtype: np.dtype[Any]
 
     def __init__(self, lengths: Iterable[int], dtype: Any) -> None:
-        self.lengths = list(lengths)
+        self.lengths: list[int] = list(lengths)
         self.size, self.dtype = sum(self.lengths), np.dtype(dtype)
         self._bounds = list(pairwise([0, *accumulate(self.lengths)]))
 
@@ -87,7 +89,7 @@ class Arrays(Vector):
         self._flat = [as_flat_parameter(parameter) for parameter in given]
         dtype = max((array.dtype for array in self._flat), key=lambda dtype: dtype.itemsize)
         super().__init__((array.size for array in self._flat), dtype)
-        self.exact = all(array.dtype == dtype for array in self._flat)
+        self.exact: bool = all(array.dtype == dtype for array in self._flat)
 
     def read_part(self, number: int, part: slice) -> Array:
         values: Array = as_host(self._flat[number][part])

@@ -113,11 +113,11 @@ class Optimizer(ABC):
     ) -> None:
         before = latest(comm)
         try:
-            self.comm = resolve(comm)
+            self.comm: Any = resolve(comm)
             self.learning_rate = learning_rate
             self.density = density
             self.options = options
-            self.steps = 0
+            self.steps: int = 0
             self._pending: list[_Pending] = []
             self._summed: list[tuple[_Pending, SparseStream]] = []  # completed sums of the unfinished step that are not applied yet
             self._updates: dict[PackDescent, SparseStream] = {}  # applied updates of the unfinished step
@@ -127,7 +127,7 @@ class Optimizer(ABC):
             self._sums = 0  # number of sums of the latest step
             self._descents: list[PackDescent] = []
             try:
-                self.settings = Settings(momentum, momentum_correction, momentum_masking, weight_decay, clip_norm, adam, by_layer)
+                self.settings: Settings = Settings(momentum, momentum_correction, momentum_masking, weight_decay, clip_norm, adam, by_layer)
                 self._descents = self._begin(parameters)
                 intent = Intent(self._terms(), 0)
             except Exception as error:  # the other ranks wait to be told of it

@@ -49,14 +49,14 @@ class Pack:
     """
 
     def __init__(self, layers: Sequence[int], parameters: Sequence[Array], shapes: Sequence[tuple[int, ...]]) -> None:
-        self.layers = list(layers)
-        self.parameters = list(parameters)
-        self.shapes = list(shapes)
-        self.bounds = [0, *accumulate(map(len, parameters))]
-        self.size = self.bounds[-1]
-        self.dtype = parameters[0].dtype
-        self.xp = array_module(parameters[0])
-        self.on_device = on_device(parameters[0])
+        self.layers: list[int] = list(layers)
+        self.parameters: list[Array] = list(parameters)
+        self.shapes: list[tuple[int, ...]] = list(shapes)
+        self.bounds: list[int] = [0, *accumulate(map(len, parameters))]
+        self.size: int = self.bounds[-1]
+        self.dtype: np.dtype[Any] = parameters[0].dtype
+        self.xp: Any = array_module(parameters[0])
+        self.on_device: bool = on_device(parameters[0])
         if any(on_device(parameter) != self.on_device for parameter in parameters):
             raise StreamTypeError("parameters that are packed into one vector have to lie on the host, or on a GPU: move some of them")
 

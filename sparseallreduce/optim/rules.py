@@ -50,7 +50,7 @@ class MomentumRule(Rule):
     def __init__(self, pack: Pack, momentum: float) -> None:
         super().__init__(pack)
         self.momentum = momentum
-        self.velocity = pack.xp.zeros(pack.size, pack.dtype)
+        self.velocity: Any = pack.xp.zeros(pack.size, pack.dtype)
 
     def apply(self, update: SparseStream, rate: float) -> None:
         self.velocity *= self.pack.dtype.type(self.momentum)
@@ -90,11 +90,14 @@ class Adam:
 class AdamRule(Rule):
     """Adam on the sums: an element that is not in an update has gradient zero in that step, and still moves by its first moment."""
 
+    first: Any
+    second: Any
+
     def __init__(self, pack: Pack, adam: Adam, weight_decay: float) -> None:
         super().__init__(pack)
         self.adam = adam
         self.weight_decay = weight_decay
-        self.steps = 0
+        self.steps: int = 0
         self.first, self.second = pack.xp.zeros(pack.size, pack.dtype), pack.xp.zeros(pack.size, pack.dtype)
 
     def apply(self, update: SparseStream, rate: float) -> None:

@@ -25,6 +25,7 @@ from sparseallreduce.reducers.topkdsa import TopkDSA
 from sparseallreduce.runtime.launching import ErrorReporter, launch
 from sparseallreduce.streams.kernels.backend import on_device
 from sparseallreduce.streams.selection import ExactTopK, Selector
+from sparseallreduce.streams.stream import SparseStream
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -178,6 +179,8 @@ class Auto(Reducer):
     ('oktopk', 2000)
     """
 
+    hosts: bool
+
     name = "auto"
     _changing = (*Reducer._changing, "chosen", "hosts", "_ranks")
 
@@ -191,7 +194,7 @@ class Auto(Reducer):
         threshold_period: int | str = 32,
     ) -> None:
         super().__init__(size, k)
-        self.candidates = checked_candidates(candidates)
+        self.candidates: tuple[str, ...] = checked_candidates(candidates)
         self.threshold_period = threshold_period
         self._selector = selector
         self.chosen: Reducer | None = None
@@ -214,7 +217,7 @@ class Auto(Reducer):
             chosen = self._take(name, times[name].algorithm, ranks)
         chosen.returned = nothing(self.size, accumulator)
         reduced: Reduced = yield from timed(chosen.schedule(accumulator, gradient, rank, ranks), self)
-        self.returned = chosen.returned
+        self.returned: SparseStream = chosen.returned
         chosen.steps += 1
         return reduced
 

@@ -93,17 +93,17 @@ class Reducer(ABC):
     _changing: ClassVar[tuple[str, ...]] = ("steps", "returned")  # attributes that an operation modifies or replaces
 
     def __init__(self, size: int, k: int, *, hosts: bool = False) -> None:
-        self.size = _integer("size", size)
-        self.k = _integer("k", k)
+        self.size: int = _integer("size", size)
+        self.k: int = _integer("k", k)
         if self.size < 0:
             raise AlgorithmError(f"size is the number of elements of an accumulator, at least 0, not {size}")
         if not min(1, self.size) <= self.k <= self.size:
             raise AlgorithmError(f"k is the number of elements to sum, from 1 to the size, {size}, not {k}")
-        self.steps = 0
-        self.select_seconds = 0.0
+        self.steps: int = 0
+        self.select_seconds: float = 0.0
         self.returned: SparseStream | None = None
-        self.reduction = Reduction()
-        self.hosts = bool(hosts)
+        self.reduction: Reduction = Reduction()
+        self.hosts: bool = bool(hosts)
         self._by_hosts = ByHosts(self._flat) if hosts else None
         self._generation = children.generation
         self._in_flight: weakref.ref[ReducerOperation] | None = None  # a weak reference: an operation that is garbage-collected is over

@@ -91,6 +91,9 @@ class ErrorFeedback:
     array([0., 0., 0., 2.], dtype=float32)
     """
 
+    reducer: Reducer
+    decay: float
+
     def __init__(self, reducer: Reducer, dtype: DTypeLike = np.float32, *, decay: float = 1.0, revocable: bool = False) -> None:
         if np.dtype(dtype) not in DTYPES:
             raise StreamTypeError(f"residuals are of float32 or float64, not {np.dtype(dtype)}")
@@ -99,7 +102,7 @@ class ErrorFeedback:
         self.reducer, self.decay = reducer, float(decay)
         self.residual: NDArray[Any] = np.zeros(reducer.size, dtype)
         self.contributed: Any = no_indices(reducer.size)
-        self.gradients = 0
+        self.gradients: int = 0
         self.revocable = revocable
         self._undo: _Undo | None = None
         self._settled = False  # whether the residual has been moved to where the gradients are

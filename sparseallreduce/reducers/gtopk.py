@@ -76,6 +76,8 @@ class GTopk(LocalSelection):
     (array([ 0.,  0., -4.,  0.], dtype=float32), array([], dtype=uint32), array([2], dtype=uint32))
     """
 
+    returned: SparseStream
+
     name = "gtopk"
 
     def __init__(

@@ -37,7 +37,7 @@ class LocalSelection(Reducer):
     def __init__(self, size: int, k: int, *, selector: Callable[[int], Selector] = ExactTopK, hosts: bool = False) -> None:
         super().__init__(size, k, hosts=hosts)
         self._make_selector = selector
-        self.selector = self._new_selector()
+        self.selector: Selector = self._new_selector()
 
     def select(self, accumulator: Array, gradient: Array | None) -> SparseStream:
         """Add ``gradient`` to ``accumulator``, and return this rank's selection in the internal form of streams.

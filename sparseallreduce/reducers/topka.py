@@ -55,6 +55,9 @@ class TopkA(LocalSelection):
     (array([ 3.,  0., -4.,  0.], dtype=float32), array([2], dtype=uint32))
     """
 
+    value_codec: str
+    seed: int
+
     name = "topka"
 
     def __init__(
@@ -97,5 +100,5 @@ class TopkA(LocalSelection):
         if chosen.is_dense:
             self.returned = SparseStream._dense_form(lacking, chosen.size)
         else:
-            self.returned = SparseStream._sparse_form(chosen._entries()[0], lacking, chosen.size)
+            self.returned: SparseStream = SparseStream._sparse_form(chosen._entries()[0], lacking, chosen.size)
         return coded

@@ -63,14 +63,14 @@ class TopkDSA(LocalSelection):
         **options: Any,
     ) -> None:
         super().__init__(size, k, selector=selector)
-        self.algorithm_options = checked_options(algorithm, options)
+        self.algorithm_options: dict[str, Any] = checked_options(algorithm, options)
         if algorithm not in FLAT:
             needs = "a measured network" if algorithm == AUTO else "to know the hosts"
             raise AlgorithmError(f"algorithm {algorithm!r} needs {needs}: name one of {', '.join(FLAT)}")
         if switch_density is not None and not 0 <= switch_density <= 1:
             raise AlgorithmError(f"switch_density is a fraction of the size, from 0 to 1, not {switch_density!r}")
         self.algorithm = algorithm
-        self.reduction = Reduction(switch_density=switch_density)
+        self.reduction: Reduction = Reduction(switch_density=switch_density)
 
     def options(self) -> dict[str, Any]:
         ours = {"algorithm": self.algorithm, "switch_density": self.reduction.switch_density, **self.algorithm_options}

@@ -55,38 +55,39 @@ class Channel:
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
-        self.rank = comm.rank
-        self.ranks = comm.size
-        self.state = PREPARING
+        self.rank: int = comm.rank
+        self.ranks: int = comm.size
+        self.state: int = PREPARING
         self.error: Exception | None = None  # error of the last preparation, if it failed
         self.cause: BaseException | None = None  # exception on this rank that caused it, if any
-        self.failed_through = 0  # number of the last operation that waited for a failed preparation
+        self.failed_through: int = 0  # number of the last operation that waited for a failed preparation
         self.failure: Any = None  # Failure of this attempt that takes precedence, as far as is known
         self.last: Any = None  # the same of the previous attempt
         self.words: dict[int, Failure] = {}  # failures announced by other ranks in this attempt
-        self.warned = -1  # the last rank that this rank's failure was sent to
+        self.warned: int = -1  # the last rank that this rank's failure was sent to
         self.unsent: Any = None  # Failure of an attempt that ended before it could be sent to other ranks
-        self.limit = 0.0  # time until which announcements of other ranks are awaited
-        self.start_lock = threading.RLock()  # serialises the threads that start operations
-        self.lock = threading.RLock()  # guards the operations in flight; no thread waits for it while it holds another channel's lock
+        self.limit: float = 0.0  # time until which announcements of other ranks are awaited
+        self.start_lock: threading.RLock = threading.RLock()  # serialises the threads that start operations
+        # Guards the operations in flight; no thread waits for it while it holds another channel's lock.
+        self.lock: threading.RLock = threading.RLock()
         self.machine: Machine | None = None
-        self.collectives = Collectives()
+        self.collectives: Collectives = Collectives()
         self.stale: deque[list[int]] = deque(maxlen=16)  # tags of abandoned exchanges, and how often each was probed
-        self.number = next(_numbers)  # unique in this process
-        self.late = LateErrors(self)
-        self.cores = 1  # cores that ranks of this host may use
-        self.oversubscribed = False  # whether there are more ranks than cores
-        self.near = frozenset(range(self.ranks))  # ranks of this host, to which messages go uncompressed
-        self.in_pieces = True  # whether messages to other hosts are compressed and sent in pieces
-        self.assumed = 0.0  # assumed seconds per byte until they are measured
-        self.hosts = Hosts((tuple(range(self.ranks)),))  # groups of ranks that may share memory
-        self.overlaps = Overlaps(self.rank, self.ranks)
-        self.others = [(self.rank + distance) % self.ranks for distance in range(1, self.ranks)]
-        self.sequence = 0  # number of the last operation that was called
+        self.number: int = next(_numbers)  # unique in this process
+        self.late: LateErrors = LateErrors(self)
+        self.cores: int = 1  # cores that ranks of this host may use
+        self.oversubscribed: bool = False  # whether there are more ranks than cores
+        self.near: frozenset[int] = frozenset(range(self.ranks))  # ranks of this host, to which messages go uncompressed
+        self.in_pieces: bool = True  # whether messages to other hosts are compressed and sent in pieces
+        self.assumed: float = 0.0  # assumed seconds per byte until they are measured
+        self.hosts: Hosts = Hosts((tuple(range(self.ranks)),))  # groups of ranks that may share memory
+        self.overlaps: Overlaps = Overlaps(self.rank, self.ranks)
+        self.others: list[int] = [(self.rank + distance) % self.ranks for distance in range(1, self.ranks)]
+        self.sequence: int = 0  # number of the last operation that was called
         self.begun = 0  # number of the last operation that has started
-        self.own = 0  # number of the last internal operation; these count down
-        self.agreed = 0.0  # time when this rank last had the records of all ranks, if they are sent as messages
-        self.attempt = 0  # number of restarts of the preparation
+        self.own: int = 0  # number of the last internal operation; these count down
+        self.agreed: float = 0.0  # time when this rank last had the records of all ranks, if they are sent as messages
+        self.attempt: int = 0  # number of restarts of the preparation
         self.slots: list[SharedHandshake] = []  # used by operations in turn, if all ranks are on one host
         self.spare_handshakes: list[Handshake] = []  # message handshakes to be reused
         self.orphaned: list[tuple[Handshake, int]] = []  # handshakes of failed operations that are not released yet
@@ -197,7 +198,7 @@ class Channel:
         """Return True if the first duplicate is ready, so that this rank can send messages to other ranks."""
         if self.mailbox is None and self.messages is not None and self.duplicating is not None and self.duplicating.Test():
             # Tags: users' operations are below this limit, internal ones above it, and the last tag announces failed preparations.
-            self.tag_limit = min(self.messages.Get_attr(MPI.TAG_UB) or 32767, 2**31 - 1) // 2
+            self.tag_limit: int = min(self.messages.Get_attr(MPI.TAG_UB) or 32767, 2**31 - 1) // 2
             self.mailbox = Mailbox(self.messages, self._is_over)
             self._alarms = self.mailbox.box(2 * self.tag_limit)
         return self.mailbox is not None

@@ -37,7 +37,7 @@ _IDENTITY = (
 _IN_A_STEP = ("SLURM_JOB_ID", "SLURM_PROCID")  # also set in a batch script, which srun has not started
 _GROUP = ("RANK", "WORLD_SIZE")  # of PyTorch
 
-generation = 0  # number of forks, from ranks that ran MPI, that lead to this process
+generation: int = 0  # number of forks, from ranks that ran MPI, that lead to this process
 _child: bool | None = None  # whether this process is a child of a rank; None until determined
 _marked = False
 
@@ -111,7 +111,8 @@ def after_fork() -> bool:
     global generation, _child, _parent
     mpi = sys.modules.get("mpi4py.MPI")
     running = mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
-    _child, generation = None, generation + running
+    _child = None
+    generation += running
     _parent = _Parent(mpi.COMM_WORLD.size if mpi is not None and running else 1, group_variables(), _has_group())
     return running
 

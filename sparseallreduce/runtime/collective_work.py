@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 from sparseallreduce.algorithms import AUTO
 from sparseallreduce.algorithms.agreement import Intent, digest_of
 from sparseallreduce.algorithms.collectives.allgather import DISJOINT, RANGES
-from sparseallreduce.algorithms.collectives.call import CollectiveCall, collective_problem, run_collective
+from sparseallreduce.algorithms.collectives.call import CollectiveCall, Finish, collective_problem, run_collective
 from sparseallreduce.algorithms.steps import Schedule
 from sparseallreduce.runtime.predictions import collective_beginning
 from sparseallreduce.runtime.signature import Choice, Signature
 from sparseallreduce.runtime.work import OTHER, Work
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
+from sparseallreduce.streams.wire import Encoding
 
 if TYPE_CHECKING:
     from sparseallreduce.runtime.channel import Channel
@@ -44,7 +45,7 @@ class Reducing(Signature):
     def __init__(self, made: CollectiveCall, intent: Intent, channel: Channel) -> None:
         super().__init__(made.call, intent, channel)
         self._made = made._replace(call=self._call)
-        self.finish = made.finish(channel.rank, channel.ranks)
+        self.finish: Finish = made.finish(channel.rank, channel.ranks)
 
     def takes_collectives(self) -> bool:
         return self._call.algorithm == AUTO
@@ -77,12 +78,15 @@ class Gathering(Work):
         The channel of the communicator.
     """
 
+    digest: int
+    encoding: Encoding
+
     def __init__(self, made: CollectiveCall, intent: Intent, channel: Channel) -> None:
         stream, self._channel = made.call.stream, channel
         self._made = made._replace(call=made.call._replace(stream=None))  # so that the stream is not kept as long as the channel
         self._intent, self.digest, self.encoding = intent, digest_of(intent.terms), made.call.encoding
         self.on_device = stream is not None and stream.on_device
-        self.finish = made.finish(channel.rank, channel.ranks)
+        self.finish: Finish = made.finish(channel.rank, channel.ranks)
 
     def intent(self, stream: SparseStream | None) -> Intent:
         return self._intent._replace(entries=self.entries(stream))

@@ -55,7 +55,7 @@ class Collectives:
         self.comm: Any = None  # the duplicate, once it is there
         self.usable = True  # False while a rank that gave up may have left one unfinished
         self.usable_from = 0  # operation that last made them usable again; earlier ones start no more
-        self.entered = _Entered(0, [])
+        self.entered: _Entered = _Entered(0, [])
         self.unfinished: list[tuple[int, int, str, str, list[int]]] = []  # number, operation, kind, dtype and counts of each
 
     def enter(self, sequence: int, kind: str, dtype: np.dtype[Any], counts: list[int], call: Callable[[Any], MPI.Request]) -> MPI.Request:

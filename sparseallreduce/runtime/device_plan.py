@@ -54,6 +54,8 @@ class DeviceEnds:
         The indices of each stream.
     """
 
+    xp: Any
+
     def __init__(self, xp: Any, sets: Sequence[Any]) -> None:
         self.xp, self._transfers = xp, transfers_of(xp)
         self._sets = [indices.copy() for indices in sets]

@@ -80,7 +80,7 @@ class Failing:
     own = False  # whether it is an internal operation, which prepares the channel
     queue: Queue | None = None  # queue of its work on a GPU, if there may be any
     begun = False  # whether it has entered the handshake or a later stage
-    listed = False  # whether it is in the list of operations to be progressed
+    listed: bool = False  # whether it is in the list of operations to be progressed
     handshake: Handshake | None = None  # None once it is released
     shortcut: Shortcut | None = None  # the shortcut that this rank is armed for, or takes
     stack: list[Any] | None = None  # nested schedules, the innermost last, if it takes no shortcut
@@ -92,10 +92,10 @@ class Failing:
     error: Exception | None = None
     cause: BaseException | None = None  # exception that hit this rank
     failure: Failure | None = None  # the failure that takes precedence, as far as is known
-    warned = -1  # the last rank that it was sent to
-    limit = 0.0  # time until which announcements of lower ranks are awaited
-    ended = False  # whether the shortcut or schedule has ended
-    done = False  # whether it has ended and its messages are sent
+    warned: int = -1  # the last rank that it was sent to
+    limit: float = 0.0  # time until which announcements of lower ranks are awaited
+    ended: bool = False  # whether the shortcut or schedule has ended
+    done: bool = False  # whether it has ended and its messages are sent
 
     @property
     def tag(self) -> int:

@@ -45,9 +45,12 @@ class GroupPlan:
         The switch density of results.
     """
 
+    group: Group
+    density: float | None
+
     def __init__(self, group: Group, streams: Sequence[SparseStream], op: Operator, density: float | None) -> None:
         self.group, self.density = group, density
-        self.kind = Kind(op, group.dtype, group.row)
+        self.kind: Kind = Kind(op, group.dtype, group.row)
         self.ends: DeviceEnds | None = None  # None for streams on the host
         if streams[0].on_device:
             self.ends = DeviceEnds(array_module(streams[0]._stored), [stream._entries()[0] for stream in streams])
@@ -56,7 +59,7 @@ class GroupPlan:
         self._sets = [np.array(indices) for indices, _ in entries]  # a copy, since the user may change the original
         self.indices: Array = group.fuse_sparse(*zip(*entries, strict=True))._entries()[0]
         cuts = [0, *np.cumsum([len(each) for each in self._sets]).tolist()]
-        self.values = self.kind.room(cuts[-1]) if self.ends is None else self.ends.room((cuts[-1], *group.row), group.dtype)
+        self.values: Array = self.kind.room(cuts[-1]) if self.ends is None else self.ends.room((cuts[-1], *group.row), group.dtype)
         self._parts = [self.values[low:high] for low, high in pairwise(cuts)]
         self.fixed: FixedSum | None = None
 

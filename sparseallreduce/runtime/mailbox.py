@@ -101,7 +101,7 @@ class InPieces(Arrival):
     """A message whose packets are decoded as they arrive."""
 
     def __init__(self) -> None:
-        self.assembly = wire.Assembly()
+        self.assembly: wire.Assembly = wire.Assembly()
 
     def take(self, packet: Bytes) -> None:
         """Decode the next packet."""
@@ -118,9 +118,12 @@ class InPieces(Arrival):
 class InParts(Arrival):
     """A message whose headers have arrived, and whose parts are received into arrays of their own."""
 
+    headers: list[wire.Header]
+    memory: Any
+
     def __init__(self, headers: list[wire.Header], parts: list[Bytes], requests: list[MPI.Request], queue: Queue | None = None) -> None:
         self.headers, self.memory, self.requests, self._queue = headers, parts, requests, queue
-        self.nbytes = wire.HEADER_BYTES * len(headers) + sum(map(len, parts))
+        self.nbytes: int = wire.HEADER_BYTES * len(headers) + sum(map(len, parts))
 
     def streams(self) -> list[SparseStream]:
         with self._queue or nullcontext():
@@ -139,7 +142,7 @@ class InParts(Arrival):
         statuses = [MPI.Status() for _ in self.requests]
         if not MPI.Request.Testall(self.requests, statuses):
             return False
-        self.requests = []
+        self.requests: list[MPI.Request] = []
         received, announced = sum(status.Get_count(MPI.BYTE) for status in statuses), sum(map(len, self.memory))
         if received != announced:
             raise WireError(f"a message announces a payload of {announced} bytes, but {received} bytes arrived: it was truncated")
@@ -229,7 +232,7 @@ class Mailbox:
         self.boxes: dict[int, Box] = {}  # by tag
         self.late_failures: list[tuple[int, Failure]] = []  # source and announcement of ranks that failed in operations that are over here
         self.warned: set[int] = set()  # tags of boxes with announcements of failures
-        self.leftovers = Leftovers()
+        self.leftovers: Leftovers = Leftovers()
         self._is_over = is_over
         self._incoming: tuple[MPI.Request, Bytes, int, int] | None = None  # envelope being received, with its source and tag
 

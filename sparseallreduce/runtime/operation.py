@@ -97,12 +97,17 @@ class Operation(Failing):
         The shortcuts that it may take: one of the levels of :mod:`~sparseallreduce.runtime.work`.
     """
 
+    channel: AnyChannel
+    work: Work
+    sequence: int
+    level: int
+
     traces = traces
-    uses_collectives = True  # whether collectives of MPI may be used
-    advancing = False
-    flags = 0  # flags that this rank has published
+    uses_collectives: bool = True  # whether collectives of MPI may be used
+    advancing: bool = False
+    flags: int = 0  # flags that this rank has published
     comparing: Any = None  # the schedule in which the ranks compare earlier failures
-    explaining = 0.0  # time until which disagreeing ranks wait for each other's texts, even if one fails
+    explaining: float = 0.0  # time until which disagreeing ranks wait for each other's texts, even if one fails
 
     def __init__(self, channel: AnyChannel, work: Work, stream: SparseStream | None, sequence: int, level: int = OTHER) -> None:
         self.channel, self.work, self.stream, self.sequence, self.level = channel, work, stream, sequence, level
@@ -181,7 +186,7 @@ class Operation(Failing):
         """Mark the operation as started, so that no operation called before it can start later."""
         self.handshake = handshake
         self.channel.begun = max(self.channel.begun, self.sequence)
-        self.begun = True
+        self.begun: bool = True
 
     def _complete(self, result: Any) -> None:
         """Store the result."""
@@ -231,7 +236,7 @@ class Operation(Failing):
         if self.own:
             self._enter(None)
             self.enlist()
-            self.stack = [self.work.schedule(None, ())]
+            self.stack: list[Any] = [self.work.schedule(None, ())]
             return True
         if self.sequence <= channel.failed_through:
             self.end(channel.error or common_error([_PREPARATION]))
@@ -431,7 +436,7 @@ class Operation(Failing):
 
     def _blocks(self, step: DenseAllgather) -> tuple[NDArray[Any], list[NDArray[Any]]]:
         array = step.stream._stored
-        self.received = memory.empty((step.stream.size, *array.shape[1:]), array.dtype)
+        self.received: Any = memory.empty((step.stream.size, *array.shape[1:]), array.dtype)
         self._count_collective(self.received.nbytes - array.nbytes, 1)
         return raw_blocks(step, self.received)
 

@@ -135,9 +135,14 @@ class Common:
     progress : str
     """
 
+    comm: Any
+    progress: str
+    call: Any
+    intent: Intent
+
     def __init__(self, comm: Any, call: Any, intent: Intent, progress: str) -> None:
         self.comm, self.call, self.intent, self.progress = comm, call, intent, progress
-        self.ranks = size_of(comm)
+        self.ranks: int = size_of(comm)
         self.channel: Channel | None = None  # set when several ranks create the plan
 
     def checked(self) -> Intent:

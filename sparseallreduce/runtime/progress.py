@@ -201,4 +201,4 @@ class _ProgressThread:
             sleep(20e-6)  # lets the program run between two rounds
 
 
-progress_thread = _ProgressThread()
+progress_thread: _ProgressThread = _ProgressThread()

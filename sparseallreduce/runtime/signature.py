@@ -27,6 +27,7 @@ from sparseallreduce.runtime.work import BLOCKING, FIRST, OTHER, Work
 from sparseallreduce.streams import packed
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
+from sparseallreduce.streams.wire import Encoding
 
 if TYPE_CHECKING:
     from sparseallreduce.runtime.channel import Channel
@@ -67,9 +68,9 @@ class Signature(Work):
         self._channel = channel
         self._call = call._replace(stream=None)  # which would otherwise live as long as the channel
         self._intent = intent
-        self.digest = digest_of(intent.terms)
-        self.itemsize = call.stream.dtype.itemsize
-        self.encoding = call.encoding
+        self.digest: int = digest_of(intent.terms)
+        self.itemsize: int = call.stream.dtype.itemsize
+        self.encoding: Encoding = call.encoding
         self._reduction = Reduction(call.op, call.switch_density)
         self._layout = packed.Layout.of(call.stream, self._reduction)
         self._nbytes = math.prod(self._layout.shape) * self.itemsize  # size of the dense form in bytes
@@ -77,8 +78,8 @@ class Signature(Work):
         self._latest: tuple[int, Choice] = -2, (OTHER, ())  # entries of the latest stream (-1 if dense), and its choice
         self._unevens: dict[tuple[float, float], Uneven] = {}  # by the rounded total of entries, and the rounded maximum
         self._has_shortcuts = False
-        self.on_device = call.stream.on_device  # shortcuts access host memory, so streams on a GPU take none
-        self.is_sum = call.op.is_sum
+        self.on_device: Any = call.stream.on_device  # shortcuts access host memory, so streams on a GPU take none
+        self.is_sum: bool = call.op.is_sum
 
     def _make_shortcuts(self) -> None:
         """Create the shortcuts, once the channel is ready."""

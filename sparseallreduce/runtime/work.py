@@ -37,7 +37,7 @@ class Work(ABC):
 
     digest: int  # digest of the terms that must be equal on all ranks
     itemsize = 1  # bytes of a value
-    encoding = Encoding()  # how messages are encoded
+    encoding: Encoding = Encoding()  # how messages are encoded
     error: BaseException | None = None  # error in the arguments on this rank
     uneven: Any = None  # choice of all ranks while their streams differ much in length
     traced = True  # whether traces count its bytes
@@ -88,6 +88,11 @@ class Launched(Work):
     traced : bool
         Whether traces count its bytes.
     """
+
+    encoding: Encoding
+    traced: bool
+    digest: int
+    error: BaseException | None
 
     def __init__(
         self,

@@ -41,11 +41,16 @@ class Group:
     kind : Kind
     """
 
+    members: Sequence[int]
+    sizes: Sequence[int]
+    dtype: np.dtype[Any]
+    row: tuple[int, ...]
+
     def __init__(self, members: Sequence[int], sizes: Sequence[int], kind: Kind) -> None:
         self.members, self.sizes, (self.dtype, self.row) = members, sizes, kind
-        self.bounds = [0, *accumulate(sizes)]
-        self.size = self.bounds[-1]
-        self.indices = index_dtype(self.size)
+        self.bounds: list[int] = [0, *accumulate(sizes)]
+        self.size: int = self.bounds[-1]
+        self.indices: np.dtype[Any] = index_dtype(self.size)
         self._offsets = np.array([min(bound, max(self.size - 1, 0)) for bound in self.bounds[:-1]], self.indices)
         inner = [bound for bound in self.bounds[1:-1] if bound < self.size]  # the others, of streams of no size, may be 2**32
         self._inner, self._behind = np.array(inner, self.indices), len(sizes) - 1 - len(inner)
@@ -151,6 +156,9 @@ class Fusion:
         The kind of each stream.
     """
 
+    sizes: tuple[int, ...]
+    kinds: tuple[Kind, ...]
+
     def __init__(self, sizes: tuple[int, ...], kinds: tuple[Kind, ...]) -> None:
         self.sizes, self.kinds = sizes, kinds
         open_groups: dict[Kind, list[int]] = {}
@@ -162,7 +170,7 @@ class Fusion:
                 members.append((kind, open_groups[kind]))
             open_groups[kind].append(place)
             totals[kind] += size
-        self.groups = [Group(group, [sizes[place] for place in group], kind) for kind, group in members]
+        self.groups: list[Group] = [Group(group, [sizes[place] for place in group], kind) for kind, group in members]
 
     def fuse(self, streams: Sequence[SparseStream], masked: bool) -> tuple[SparseStream, ...]:
         """Return a fused stream for each group."""

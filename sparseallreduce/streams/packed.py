@@ -64,7 +64,7 @@ class Rows:
 
     def __init__(self, ranks: int, start: int, room: int, memory: NDArray[np.uint8] | None = None) -> None:
         self.start = start
-        self.bytes = np.empty((ranks, start + aligned(room, ALIGNMENT)), np.uint8) if memory is None else memory
+        self.bytes: NDArray[Any] = np.empty((ranks, start + aligned(room, ALIGNMENT)), np.uint8) if memory is None else memory
         self._counts = np.empty(ranks, np.int64)
         self._bounds = np.empty((4, ranks), np.uint64)
         self._views: dict[np.dtype[Any], NDArray[Any]] = {}

@@ -69,7 +69,7 @@ class PinnedPool:
         self._allocate, self._bound = allocate, bound
         self._idle: defaultdict[int, deque[NDArray[np.uint8]]] = defaultdict(deque)
         self._lock = threading.RLock()
-        self.allocated = 0
+        self.allocated: int = 0
 
     @property
     def in_use(self) -> int:

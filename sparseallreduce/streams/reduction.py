@@ -52,6 +52,9 @@ class Reduction:
     the sum a mask marks them; streams of users have zeros there.
     """
 
+    work: int
+    dense_work: int
+
     def __init__(self, op: Operator = SUM, switch_density: float | None = None) -> None:
         self.op = op
         self.switch_density = switch_density

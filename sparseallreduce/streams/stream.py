@@ -115,6 +115,10 @@ class SparseStream:
     (array([ -2.5, -10. ]), 2)
     """
 
+    hi: int
+    lo: int
+    size: int
+
     __array_ufunc__ = None  # makes NumPy arrays on the left of an operator defer to the stream
 
     __slots__ = ("_array", "_indices", "_owned", "_present", "_values", "hi", "lo", "size", "switch_density")
@@ -239,7 +243,7 @@ class SparseStream:
         self._array = self._present = None
         self._owned = False
         self.size, self.lo, self.hi = size, lo, hi
-        self.switch_density = density
+        self.switch_density: float | None = density
 
     def _switch(self) -> None:
         """Switch to the dense form if there are more entries than the switch point allows."""

@@ -37,6 +37,11 @@ class Transfers:
     pool : PinnedPool
     """
 
+    xp: Any
+    pool: PinnedPool
+    down: _Lane
+    up: _Lane
+
     def __init__(self, xp: Any, pool: PinnedPool) -> None:
         self.xp, self.pool = xp, pool
         self.down, self.up = (_Lane(xp) for _ in range(2))  # a GPU has one copy engine for each direction
@@ -93,6 +98,8 @@ class Transfers:
 
 class _Lane:
     """The CUDA stream for copies in one direction, and the memory that they use."""
+
+    stream: Any
 
     def __init__(self, xp: Any) -> None:
         self._xp, self.stream = xp, xp.cuda.Stream(non_blocking=True)
@@ -156,8 +163,8 @@ class Upload:
 
     def __init__(self, transfers: Transfers, arrays: Sequence[tuple[Any, Any]]) -> None:
         self._transfers = transfers
-        self.arrays = [transfers.xp.empty(shape, dtype) for shape, dtype in arrays]
-        self.done = 0  # entries that have been read
+        self.arrays: list[Any] = [transfers.xp.empty(shape, dtype) for shape, dtype in arrays]
+        self.done: int = 0  # entries that have been read
         transfers.up.follow()  # kernels may still read earlier arrays in the same memory
 
     def take(self, sources: Sequence[Array], end: int) -> None:

@@ -180,14 +180,14 @@ class Bucket:
     """
 
     def __init__(self, members: Sequence[Member], dtype: torch.dtype, make: Make | None) -> None:
-        self.members = list(members)
+        self.members: list[Member] = list(members)
         self.bounds: list[int] = [0, *accumulate(member.parameter.numel() for member in members)]
-        self.size = self.bounds[-1]
-        self.flat = torch.zeros(self.size, dtype=dtype, device=members[0].parameter.device)
+        self.size: int = self.bounds[-1]
+        self.flat: Any = torch.zeros(self.size, dtype=dtype, device=members[0].parameter.device)
         self.vector: Array = as_array(self.flat)
         self.carry: Array | None = None
         self.make = make
-        self.feedback = None if make is None else ErrorFeedback(make(self.size, 1), self.vector.dtype)
+        self.feedback: ErrorFeedback | None = None if make is None else ErrorFeedback(make(self.size, 1), self.vector.dtype)
         self._dense = Dense(self.size, self.size) if make is None else None
         self.velocity: Array | None = None
         self._gradients = 0  # the number of gradients added to the residual before the latest sum

@@ -19,7 +19,7 @@ __all__ = ["CachedDataset"]
 _TENSOR = "tensor "  # prefix of a tensor's dtype in the cache
 
 
-class CachedDataset(torch.utils.data.Dataset):
+class CachedDataset(torch.utils.data.Dataset[Any]):
     """A data set that reads each sample of another data set only once per host and keeps it in a cache.
 
     Parameters
@@ -63,6 +63,13 @@ class CachedDataset(torch.utils.data.Dataset):
     tensor([ 0,  1,  4,  9, 16])
     tensor([25, 36, 49, 64, 81])
     """
+
+    dataset: Any
+    cache: DataCache
+    name: str
+    version: str | Callable[[int], str]
+    decode: Callable[[Any], Any] | None
+    transform: Callable[[Any], Any] | None
 
     def __init__(
         self,

@@ -107,7 +107,7 @@ class CommHook:
         everything: bool,
     ) -> None:
         self.comm = comm
-        self.steps = 0
+        self.steps: int = 0
         self._make = make
         self._everything = everything
         self._scaler = scaler

@@ -56,21 +56,24 @@ class Flight:
         Whether this rank was interrupted before the ranks agreed to make the step.
     """
 
+    has_rows: bool
+    rows_started: bool
+
     def __init__(self, comm: Any, buckets: Sequence[Bucket], step: int, early: bool) -> None:
         self.comm = comm
-        self.buckets = list(buckets)
+        self.buckets: list[Bucket] = list(buckets)
         self.step = step
         self.early = early
         self.ready: dict[int, tuple[torch.Tensor, int]] = {}
-        self.started = 0
+        self.started: int = 0
         self.means: dict[Bucket, SparseStream] = {}
         self.rows: list[SparseStream] = []
         self.failure: Exception | None = None
         self.error: Exception | None = None  # an error of this rank that the other ranks do not know yet
         self.closed = False
         self.arranged = early  # whether the buckets are arranged for this step
-        self.broken = False
-        self.agreeing = False  # whether this rank has started the agreement on the step
+        self.broken: bool = False
+        self.agreeing: bool = False  # whether this rank has started the agreement on the step
         self.has_rows = self.rows_started = False
         self.layouts = b""  # the kinds of this step's gradients
         self._pending: list[tuple[Bucket | None, Request | None, Exception | None]] = []

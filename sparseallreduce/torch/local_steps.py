@@ -66,6 +66,9 @@ class LocalSteps(torch.optim.Optimizer):
         differ in their settings or in the number of their parameters.
     """
 
+    state: Any
+    param_groups: Any
+
     _step_supports_amp_scaling = True  # a GradScaler would leave out a step on some ranks, which then fall behind in their sums
 
     def __init__(self, inner: torch.optim.Optimizer, *, comm: Any = None, **settings: Any) -> None:
@@ -77,7 +80,7 @@ class LocalSteps(torch.optim.Optimizer):
         agreed(comm, self._check)
         super().__init__(self.inner.param_groups, self.inner.defaults)
         self.state = self.inner.state
-        self.local = self._new_local(_Tensors(self.inner.param_groups), comm=comm, **settings)
+        self.local: optim.LocalSteps = self._new_local(_Tensors(self.inner.param_groups), comm=comm, **settings)
 
     def _check(self) -> None:
         if not isinstance(self.inner, torch.optim.Optimizer):

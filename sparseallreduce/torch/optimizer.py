@@ -116,9 +116,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
     ) -> None:
         before, wraps = latest(comm), isinstance(params, torch.optim.Optimizer)
         try:
-            self.comm = resolve(comm)
-            self.steps = 0
-            self.bucket_bytes, self.check_every = bucket_bytes, check_every
+            self.comm: Any = resolve(comm)
+            self.steps: int = 0
+            self.bucket_bytes: int = bucket_bytes
+            self.check_every: int = check_every
             self._flight: Flight | None = None
             self._buckets: list[Bucket] = []
             self._arranged: Any = None  # what the buckets were arranged for; None if they must be arranged again
@@ -130,7 +131,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._fresh = False  # whether parameters may have been replaced since the last comparison
             try:
                 known = settings_of(self.base)
-                self.options = {name: value for name, value in options.items() if name not in known}
+                self.options: dict[str, Any] = {name: value for name, value in options.items() if name not in known}
                 momentum = options.get("momentum", 0.0) if momentum_correction else 0.0
                 self._settings = Settings(momentum, momentum_correction, momentum_masking, clip_norm=clip_norm)
                 self._check_settings()

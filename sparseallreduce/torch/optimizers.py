@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, overload
+from typing import Any, ClassVar, overload
 
 import torch
 
 from sparseallreduce import optim
 from sparseallreduce.errors import AlgorithmError
+from sparseallreduce.optim import Optimizer as Recipe
 from sparseallreduce.torch.choices import ChoosingOptimizer
 from sparseallreduce.torch.optimizer import DistributedOptimizer
 from sparseallreduce.torch.recipes import recipe_of
@@ -100,7 +101,7 @@ class OkTopkSGD(DistributedOptimizer):
     ...     optimizer.step()
     """
 
-    recipe = optim.OkTopkSGD
+    recipe: ClassVar[type[Recipe]] = optim.OkTopkSGD
 
 
 class GTopkSGD(DistributedOptimizer):
@@ -109,13 +110,13 @@ class GTopkSGD(DistributedOptimizer):
     Values that the tree drops return to the residual.
     """
 
-    recipe = optim.GTopkSGD
+    recipe: ClassVar[type[Recipe]] = optim.GTopkSGD
 
 
 class TopKSGD(DistributedOptimizer):
     """TopK SGD (thesis section 2.4, algorithm 2): an exact sparse allreduce of each rank's k largest values."""
 
-    recipe = optim.TopKSGD
+    recipe: ClassVar[type[Recipe]] = optim.TopKSGD
 
 
 class ApproximateTopKSGD(DistributedOptimizer):
@@ -124,13 +125,13 @@ class ApproximateTopKSGD(DistributedOptimizer):
     It works best with little momentum.
     """
 
-    recipe = optim.ApproximateTopKSGD
+    recipe: ClassVar[type[Recipe]] = optim.ApproximateTopKSGD
 
 
 class MSTopKSGD(DistributedOptimizer):
     """Top-k SGD with MSTopK, which selects by a search for a threshold, and an allgather (CommLib section 3.1, algorithm 1)."""
 
-    recipe = optim.MSTopKSGD
+    recipe: ClassVar[type[Recipe]] = optim.MSTopKSGD
 
 
 class HiTopKSGD(DistributedOptimizer):
@@ -139,13 +140,13 @@ class HiTopKSGD(DistributedOptimizer):
     It makes dense sums inside each host, selects with MSTopK, and gathers the values between hosts.
     """
 
-    recipe = optim.HiTopKSGD
+    recipe: ClassVar[type[Recipe]] = optim.HiTopKSGD
 
 
 class DenseSGD(DistributedOptimizer):
     """Data-parallel SGD with a dense allreduce, as a baseline. It ignores the density."""
 
-    recipe = optim.DenseSGD
+    recipe: ClassVar[type[Recipe]] = optim.DenseSGD
 
 
 class AutoSGD(ChoosingOptimizer):
@@ -165,4 +166,4 @@ class AutoSGD(ChoosingOptimizer):
     [12]
     """
 
-    recipe = optim.AutoSGD
+    recipe: ClassVar[type[Recipe]] = optim.AutoSGD

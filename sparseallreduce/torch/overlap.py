@@ -24,7 +24,7 @@ class Overlap:
     """
 
     def __init__(self, ready: Callable[[torch.Tensor], None], left: Callable[[BaseException], None]) -> None:
-        self.paused = False
+        self.paused: bool = False
         self._ready, self._left = weakref.WeakMethod(ready), weakref.WeakMethod(left)
         self._watched: dict[torch.Tensor, Any] = {}
 

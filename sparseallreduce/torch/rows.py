@@ -28,10 +28,10 @@ class Layout:
     """
 
     def __init__(self, shape: Sequence[int], sparse_dim: int) -> None:
-        self.shape = tuple(shape)
+        self.shape: tuple[int, ...] = tuple(shape)
         self.sparse_dim = sparse_dim
-        self.rows = prod(self.shape[:sparse_dim])
-        self.width = None if sparse_dim == len(self.shape) else prod(self.shape[sparse_dim:])
+        self.rows: int = prod(self.shape[:sparse_dim])
+        self.width: int | None = None if sparse_dim == len(self.shape) else prod(self.shape[sparse_dim:])
 
 
 def as_stream(member: Member, layout: Layout, factor: float) -> SparseStream:

@@ -17,7 +17,7 @@ from sparseallreduce.runtime.objects import gather
 __all__ = ["HostSampler"]
 
 
-class HostSampler(torch.utils.data.Sampler):
+class HostSampler(torch.utils.data.Sampler[Any]):
     """A replacement for ``DistributedSampler`` in which the ranks of a host share the same samples in every epoch, in a new order.
 
     All hosts together then cache the data set once, and each host's part is proportional to its number of ranks. The order is less random

@@ -30,7 +30,7 @@ _BATCH = 16
 class SlowFiles(StoredFiles):
     """Files on a store of limited speed. ``waited`` is the time that a store of that speed would have taken so far, in seconds."""
 
-    waited = 0.0
+    waited: float = 0.0
 
     def __getitem__(self, index: int) -> bytes:
         content = super().__getitem__(index)

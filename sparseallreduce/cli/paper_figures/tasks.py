@@ -46,7 +46,7 @@ class Task(ABC):
     def __init__(self, samples: Samples, shapes: dict[str, tuple[int, ...]]) -> None:
         self.samples = samples
         self._shapes = shapes
-        self.size = sum(int(np.prod(shape)) for shape in shapes.values())
+        self.size: int = sum(int(np.prod(shape)) for shape in shapes.values())
 
     @property
     def count(self) -> int:
@@ -99,6 +99,9 @@ class Task(ABC):
 class Softmax(Task):
     """Softmax regression on random features of scikit-learn's digits, each the positive part of a random projection."""
 
+    title: str
+    rate: float
+
     title, rate = "softmax regression", 4.0
 
     def __init__(self, width: int, seed: int) -> None:
@@ -121,6 +124,9 @@ class Softmax(Task):
 
 class Perceptron(Task):
     """A perceptron with one hidden layer on scikit-learn's digits."""
+
+    title: str
+    rate: float
 
     title, rate = "perceptron", 0.2
 
@@ -145,6 +151,9 @@ class Perceptron(Task):
 
 class Recurrent(Task):
     """A recurrent network (Elman) that predicts the next character of English text: of the descriptions of scikit-learn's data sets."""
+
+    title: str
+    rate: float
 
     title, rate = "recurrent network", 1.0
     _MOST = 1.0  # gradients with a larger norm are scaled down

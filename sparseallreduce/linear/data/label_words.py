@@ -45,6 +45,10 @@ class Labels:
         Whether labels are followed by weights.
     """
 
+    example: bytes
+    named: bool
+    weighted: bool
+
     def __init__(self, example: bytes = b"0", named: bool = False, weighted: bool = False) -> None:
         self.example, self.named, self.weighted = example, named, weighted
         self._numbers: dict[bytes, float] = {}

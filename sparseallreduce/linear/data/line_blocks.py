@@ -75,6 +75,9 @@ NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 class LineFault(Exception):
     """Raised for a fault in a block of lines, with its position in the block."""
 
+    reason: str
+    place: int
+
     def __init__(self, reason: str, place: int) -> None:
         self.reason, self.place = reason, place
 

@@ -45,8 +45,11 @@ class Occurring:
         Number of ranks that have each of ``features``.
     """
 
+    features: Array
+    ranks: Array
+
     def __init__(self, dataset: Dataset, comm: Any) -> None:
-        self.size = dataset.features
+        self.size: int = dataset.features
         self.own: Array = agreed(comm, lambda: occurring_in(dataset))
         if comm.size == 1:
             self.features, self.ranks = self.own, np.ones(len(self.own), np.int32)

@@ -76,7 +76,7 @@ class GpuSamples:
         """Replace the samples."""
         self.dataset = dataset
         self._whole: TakenRows | None = None
-        self.resident = self._wanted and 2 * _nbytes(dataset) <= self._room  # the same amount again for batches
+        self.resident: bool = self._wanted and 2 * _nbytes(dataset) <= self._room  # the same amount again for batches
         if self.resident:
             try:
                 self._whole = self._copied(dataset.indptr, dataset.indices, dataset.values, np.empty(0, np.int64), slice(None))

@@ -46,6 +46,8 @@ _Progress = Progress  # the name used in earlier pickles
 class LinearEstimator(StreamingEstimator):
     """A linear model with scikit-learn's interface; subclasses define the labels."""
 
+    t_: int
+
     solver = "auto"  # for models pickled before the parameter existed
 
     #: Encoding of the columns of a frame as features; None if the model was not fitted on an encoded frame.
@@ -212,8 +214,8 @@ class LinearEstimator(StreamingEstimator):
             self.__dict__.pop("encoding_", None)
             return
         self.encoding_ = encoding
-        self.feature_names_in_ = np.array([column.name for column in encoding.columns], object)
-        self.n_features_in_ = len(encoding.columns)
+        self.feature_names_in_: Array = np.array([column.name for column in encoding.columns], object)
+        self.n_features_in_: int = len(encoding.columns)
 
     def _learn(self, X: Any, y: Any, sample_weight: Any, *, passes: int, onward: bool, partial: bool, classes: Any = None) -> Self:
         """Train from zero, or from the present weights if ``onward``; ``partial`` calls continue the step count too. Collective."""
@@ -234,7 +236,7 @@ class LinearEstimator(StreamingEstimator):
         steps = partial or asks_for_steps(self) is not None
         shape = dataset.features, nonzeros / (dataset.total_samples * max(1, dataset.features))
         asked: Any = None if is_auto(self.tol) else self.tol
-        self.solver_ = chosen_solver(self.solver, model, *shape, self._factors, steps, bool(self.early_stopping), comm.size, asked)
+        self.solver_: str = chosen_solver(self.solver, model, *shape, self._factors, steps, bool(self.early_stopping), comm.size, asked)
         if self.verbose and comm.rank == 0:
             print(f"solver {self.solver_}, l2 {self._factors.l2:.6g}, l1 {self._factors.l1:.6g}")
         dataset, numbers = self._numbered(model, dataset, comm, onward, partial)
@@ -249,8 +251,8 @@ class LinearEstimator(StreamingEstimator):
         else:
             passed = self._train_anew(model, dataset, call, onward, comm) if live is None else self._go_on(live, model, dataset, call, comm)
             done, self.t_ = passed, call.steps + sum(epoch.steps for epoch in passed)
-        self.history_ = [done]
-        self.n_iter_ = len(done)
+        self.history_: list[list[Any]] = [done]
+        self.n_iter_: int = len(done)
 
     def _share_trained(self, samples: int) -> float:
         """Return the fraction of the samples that are not held out."""

@@ -14,7 +14,6 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
@@ -24,6 +23,7 @@ from sparseallreduce.errors import MismatchError
 from sparseallreduce.linear.data.labels import huber_epsilon
 from sparseallreduce.linear.defaults import COCOA, svm_loss
 from sparseallreduce.linear.estimators.base import LinearEstimator, has_partial_fit
+from sparseallreduce.linear.estimators.bases import ClassifierMixin, RegressorMixin
 from sparseallreduce.linear.estimators.parameters import ATTRIBUTES, PARAMETERS, is_auto
 from sparseallreduce.linear.estimators.rounds import asks_for_steps
 from sparseallreduce.linear.estimators.samples import Samples, counts_of
@@ -204,7 +204,7 @@ class _LinearClassifier(ClassifierMixin, LinearEstimator):
     def _targets(self, samples: Samples, comm: Any, onward: bool, classes: Any) -> tuple[LinearModel, Array, Array]:
         found = _union(gather_results(comm, lambda: np.unique(samples.labels)))
         if classes is None and not onward:
-            self.classes_ = found
+            self.classes_: Array = found
         elif classes is not None:
             self._expect(_union(gather_results(comm, lambda: np.unique(classes))), onward)
         strange = np.setdiff1d(found, self.classes_)
@@ -241,7 +241,7 @@ class _LinearClassifier(ClassifierMixin, LinearEstimator):
     def _take(self, model: FittedModel) -> None:
         self.classes_ = model.classes
         self.coef_ = self._shaped(model.weights)
-        self.intercept_ = np.atleast_1d(model.intercept)
+        self.intercept_: Array = np.atleast_1d(model.intercept)
 
     def _shaped(self, weights: Any) -> Any:
         return weights if is_sparse(weights) else np.atleast_2d(weights)
@@ -281,7 +281,7 @@ class LogisticRegression(_LinearClassifier):
     )
 
     _model = Logistic
-    multi_class = "ovr"  # for models pickled before the parameter existed
+    multi_class: str = "ovr"  # for models pickled before the parameter existed
     _of_softmax = False  # whether the present scores are those of a softmax
 
     def __init__(
@@ -486,6 +486,8 @@ class LinearSVM(_LinearClassifier):
 
 
 class LinearRegression(RegressorMixin, LinearEstimator):
+    intercept_: float
+
     __doc__ = (
         """Linear regression by least squares or another loss.
 """
@@ -524,7 +526,7 @@ class LinearRegression(RegressorMixin, LinearEstimator):
     )
 
     _model = Squared
-    epsilon_ = 0.0  # value chosen for epsilon="auto" in the last call that started from zero
+    epsilon_: float = 0.0  # value chosen for epsilon="auto" in the last call that started from zero
 
     def __init__(
         self,

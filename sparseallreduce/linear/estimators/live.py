@@ -55,17 +55,17 @@ class Live:
     """
 
     def __init__(self, weights: Weights, model: LinearModel, scaled: bool, strategy: SparseStrategy | None = None) -> None:
-        self.weights = weights
+        self.weights: Weights = weights
         self.model = model
         self.scaled = scaled
         self.strategy = strategy
-        self.token = b""
+        self.token: bytes = b""
         self.passes = 0
         self.schedule: dict[str, float] = {}
         self.rates = ""
-        self.intercept = np.zeros(0)
+        self.intercept: Array = np.zeros(0)
         self.seen: int | None = None
-        self.failed = False  # whether changes of a call that failed may still have to be undone
+        self.failed: bool = False  # whether changes of a call that failed may still have to be undone
         self._raised: list[tuple[Array, Array]] = []  # features whose magnitudes the call has changed, and the old magnitudes
 
     def fits(self, descent: Descent, features: int, dtype: DTypeLike, scaled: bool) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from sklearn.base import BaseEstimator
 
 from sparseallreduce.linear.defaults import Penalty
+from sparseallreduce.linear.estimators.bases import BaseEstimator
 from sparseallreduce.linear.strategies import LOSSY, STRATEGIES, ParameterServer
 from sparseallreduce.linear.training.schedules import SCHEDULES
 from sparseallreduce.linear.weights import UPDATES
@@ -143,6 +143,12 @@ _MANY_FEATURES = 10_000
 
 class Parameterised(BaseEstimator):
     """Holds the parameters of all estimators."""
+
+    # Of the classes derived from this one.
+    solver: str
+    solver_: str
+    n_features_in_: int
+    _factors: Any
 
     def __init__(
         self,

@@ -39,6 +39,7 @@ _OF_SAMPLES = ("_eigenvalue", "_moments")  # attributes that learning rates depe
 class StreamingEstimator(TrainedEstimator):
     """Keeps the learned weights as live weights or as ``coef_``, which is computed from them on access."""
 
+    intercept_: Any  # of the classes derived from this one
     _live: Live | None = None
     _progress: tuple[int, Any] | None = None  # checksum of the weights that it belongs to, and the progress
     _numbers: FeatureNumbers | None = None  # features in magnitudes, live weights and progress; None for all

@@ -52,7 +52,7 @@ class CompactBatch:
     features: Array
 
     def __init__(self, dataset: Dataset, size: int, threads: Threads, buffers: int = 1, columns: int | None = None) -> None:
-        self.dataset = dataset
+        self.dataset: Dataset = dataset
         self.size = size
         self._columns = columns
         self._threads = threads
@@ -237,8 +237,8 @@ class Room:
         self._allocate(0, dtype)
 
     def _allocate(self, entries: int, dtype: DTypeLike) -> None:
-        self.array = np.empty(entries, dtype)
-        self.read = read_only(self.array)
+        self.array: Array = np.empty(entries, dtype)
+        self.read: Array = read_only(self.array)
 
     def reserve(self, entries: int) -> None:
         """Grow the array to hold at least this many entries, with some to spare for the next batch."""

@@ -39,7 +39,7 @@ class DenseGradient:
         self.dataset = dataset
         self.columns = columns
         shape = size if columns is None else (size, columns)
-        self.array = np.zeros(shape, dataset.values.dtype) if array is None else array
+        self.array: Array = np.zeros(shape, dataset.values.dtype) if array is None else array
         self._threads = threads
         self._bounds = ranges_of_like_work(dataset, threads.count)
 

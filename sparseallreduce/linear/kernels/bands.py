@@ -58,7 +58,7 @@ def _bands_in_place(entries: int, rows: int, size: int, itemsize: int) -> int:
     return int(min(fitting, -(-size * itemsize // _BAND)))
 
 
-bands_in_place = inlined(_bands_in_place)
+bands_in_place: Any = inlined(_bands_in_place)
 
 
 def width_in_place(entries: int, rows: int, size: int, itemsize: int) -> int:

@@ -53,7 +53,7 @@ class Tally:
         self._probable = model.gives_probabilities and bool({"log_loss", "brier_score", "calibration_error"} & set(names))
         classes = len(model.classes)
         side = classes if "confusion_matrix" in names else 0
-        self.sums = Sums(np.zeros((4, classes)), np.zeros(2), np.zeros((2, BINS)), np.zeros(len(self._top)), np.zeros((side, side)))
+        self.sums: Sums = Sums(np.zeros((4, classes)), np.zeros(2), np.zeros((2, BINS)), np.zeros(len(self._top)), np.zeros((side, side)))
         self.samples: list[tuple[Array, Array, Array]] = []  # scores, classes and weights, if an area under a curve is requested
 
     def add(self, scores: Array, numbers: Array, weights: Array) -> None:

@@ -144,6 +144,18 @@ class CoCoA:
     (array([-0.333,  0.5  ]), True)
     """
 
+    model: LinearModel
+    l2: float
+    tolerance: float
+    enough: float
+    rounds: int
+    local_passes: int
+    seed: int
+    intercept: bool
+    free_intercept: bool
+    scale_features: bool | None
+    converged: bool
+
     def __init__(
         self,
         dataset: Dataset,
@@ -160,19 +172,19 @@ class CoCoA:
         free_intercept: bool = False,
         scale_features: bool | None = False,
     ) -> None:
-        self.comm = resolve(comm)
+        self.comm: Any = resolve(comm)
         self.model, self.l2, self.tolerance, self.enough, self.rounds = model, l2, tolerance, enough, rounds
         self.local_passes, self.seed, self.intercept = local_passes, seed, intercept
         self.free_intercept, self.scale_features = intercept and free_intercept, scale_features
         self.history: list[Round] = []
-        self.weights = np.zeros(0)
+        self.weights: Array = np.zeros(0)
         self._sum_dtype = sum_dtype(tolerance)
         together(self.comm, lambda: self._make(dataset))
 
     def _make(self, dataset: Dataset) -> None:
         """Check the arguments and number the features. Collective."""
         self._loss = agreed(self.comm, self._checked)
-        self.dataset = checked_samples(dataset, self.comm, self.model, f"solver {type(self).__name__}", self._settings())
+        self.dataset: Dataset = checked_samples(dataset, self.comm, self.model, f"solver {type(self).__name__}", self._settings())
         self._active = self.dataset.total_samples
         self._local = agreed(self.comm, self._prepared)
         self._exchange = Exchange(self._local, self.dataset.features, self.comm, self._sum_dtype)

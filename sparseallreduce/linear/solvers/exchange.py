@@ -50,7 +50,7 @@ class Exchange:
         self._local, self._comm, self._counted = local, comm, _COUNTED[comm.size > 2]
         self._shared, width = SharedFeatures(local.numbering, features, comm), local.width
         slots = local.numbering.slots
-        self.weights = np.zeros((len(self._shared) + (local.numbering.intercept >= 0)) * width if comm.size > 1 else 0)
+        self.weights: Array = np.zeros((len(self._shared) + (local.numbering.intercept >= 0)) * width if comm.size > 1 else 0)
         if comm.size == 1:
             return
         size, visits = len(self.weights), sum(gather(comm, local.rows > 0))

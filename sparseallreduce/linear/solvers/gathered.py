@@ -61,6 +61,8 @@ class Gathered:
     comm : communicator
     """
 
+    entries: int
+
     def __init__(self, dataset: Dataset, local: LocalProblem, exchange: Exchange, comm: Any) -> None:
         self._dataset, self._local, self._exchange, self._comm = dataset, local, exchange, comm
         entries = gather(comm, local.entries)
@@ -70,7 +72,7 @@ class Gathered:
 
     def forget(self) -> None:
         """Return to passes of every rank over its own samples. The first rank's changes stay."""
-        self.begun = False
+        self.begun: bool = False
         self._handed_over = np.zeros(self._local.rows, bool)  # which of this rank's samples the first rank has
         self._entries = 0  # number of non-zeros that it has
         self._samples: _Samples | None = None  # only on the first rank

@@ -70,6 +70,10 @@ class LocalProblem:
         Whether all values are 1.
     """
 
+    loss: int
+    numbering: Numbering
+    scales: Array
+
     width = 1  # number of weights per feature
 
     def __init__(self, dataset: Dataset, loss: int, l2: float, intercept: bool, seed: int) -> None:
@@ -86,17 +90,17 @@ class LocalProblem:
         self._counts = np.ones(dataset.rows) if dataset.weights is None else dataset.weights
         self._bounds, self._widening = self._counts / (dataset.total_samples * l2), 1.0
         self.scales, self._curvatures = np.empty(0), self._norms
-        self.dual = np.zeros(dataset.rows)
-        self.weights = np.zeros(numbering.size)
+        self.dual: Array = np.zeros(dataset.rows)
+        self.weights: Array = np.zeros(numbering.size)
         self._active = np.empty(dataset.rows, np.int64)
         counted = np.flatnonzero(self._bounds > 0)
-        self.active = len(counted)
+        self.active: int = len(counted)
         self._active[: self.active] = counted
-        self.limits = np.array([math.inf, -math.inf])
+        self.limits: Array = np.array([math.inf, -math.inf])
         seeds = np.random.SeedSequence((seed, dataset.first_sample))
         self._state = seeds.generate_state(1, np.uint64)
         self._order = np.random.default_rng(seeds)
-        self.margins = np.empty(dataset.rows)
+        self.margins: Array = np.empty(dataset.rows)
 
     def take(self, frame: Frame | None) -> None:
         """Shift and scale values from now on, if ``frame`` is not None. Called before the first pass, when features have positions.
@@ -318,10 +322,10 @@ class ClassProblem(LocalProblem):
     def __init__(self, dataset: Dataset, classes: int, l2: float, intercept: bool, seed: int) -> None:
         super().__init__(dataset, MULTINOMIAL, l2, intercept, seed)
         self.width = classes
-        self.dual = np.zeros((dataset.rows, classes))
+        self.dual: Array = np.zeros((dataset.rows, classes))
         self.dual[np.arange(dataset.rows), dataset.labels.astype(np.intp)] = 1.0
-        self.weights = np.zeros(self.numbering.size * classes)
-        self.margins = np.empty((dataset.rows, classes))
+        self.weights: Array = np.zeros(self.numbering.size * classes)
+        self.margins: Array = np.empty((dataset.rows, classes))
 
     @property
     def scores(self) -> Array:
@@ -374,7 +378,7 @@ class ErrorProblem(LocalProblem):
         ones = np.ones(self.rows)
         kernels.margins(indptr, indices, values, frame, ones, self.weights, self.numbering.intercept, self.margins)
         sums, given = np.empty(2), (labels, self._bounds, self.dual, self.limits, self._active)
-        self.active = error_kernels.certify_errors(*self._errors, self.margins, *given, sums)
+        self.active: Any = error_kernels.certify_errors(*self._errors, self.margins, *given, sums)
         return Certificate(float(sums[0]), float(sums[1]), self.squares())
 
     def _pass(self, rows: Array, count: int, limits: Array) -> tuple[int, float]:

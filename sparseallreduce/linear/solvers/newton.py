@@ -114,6 +114,15 @@ class Newton:
     array([2. , 0.5, 0. ])
     """
 
+    model: LinearModel
+    l2: float
+    tolerance: float
+    enough: float
+    rounds: int
+    intercept: bool
+    scale_features: bool | None
+    dataset: Dataset
+
     def __init__(
         self,
         dataset: Dataset,
@@ -127,11 +136,11 @@ class Newton:
         intercept: bool = True,
         scale_features: bool | None = None,
     ) -> None:
-        self.comm = resolve(comm)
+        self.comm: Any = resolve(comm)
         self.model, self.l2, self.tolerance, self.enough, self.rounds = model, l2, tolerance, enough, rounds
         self.intercept, self.scale_features = intercept, scale_features
         self.history: list[Round] = []
-        self.converged = False
+        self.converged: bool = False
         self.best_state: Array | None = None
         together(self.comm, lambda: self._make(dataset))
 

@@ -50,20 +50,25 @@ class Numbering:
         Position of the intercept, the last of these; or -1.
     """
 
+    indices: Array
+    places: Array
+    slots: Array
+    intercept: int
+
     def __init__(self, dataset: Dataset, intercept: bool) -> None:
         begin, end = int(dataset.indptr[0]), int(dataset.indptr[-1])
         self._words = np.zeros(-(-dataset.features // 64), np.uint64)
         self._before = np.empty(len(self._words), np.int64)
         occurring = kernels.mark(dataset.indices, begin, end, self._words)
-        self.features = np.empty(occurring, dataset.indices.dtype)
+        self.features: Array = np.empty(occurring, dataset.indices.dtype)
         kernels.marked(self._words, self._before, self.features)
         numbers = index_dtype(occurring)
         self.indices, self.places = np.empty(end - begin, numbers), np.empty(occurring, numbers)
-        self.counts = np.zeros(occurring, index_dtype(end - begin + 1))
+        self.counts: Array = np.zeros(occurring, index_dtype(end - begin + 1))
         kernels.number(dataset.indices, begin, end, self._words, self._before, self.indices)
         kernels.count_some(self.indices, self.counts)
         self._with_intercept = intercept
-        self.size = occurring + intercept
+        self.size: Any = occurring + intercept
         self.slots, self.intercept = np.zeros(0, np.int64), -1
 
     def arrange(self, shared: Array, slots: Array, alone: bool) -> None:

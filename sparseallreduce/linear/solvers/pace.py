@@ -37,7 +37,7 @@ class Pace:
         self._cost = 0.0
         self._marks: list[_Mark] = []  # since the last switch between all ranks and one
         self._apart = math.inf  # expected cost to the end when the ranks stopped working separately
-        self.alone_for_pace = False  # whether one rank works alone because all ranks were too slow
+        self.alone_for_pace: bool = False  # whether one rank works alone because all ranks were too slow
         self._tried = False
 
     def spend(self, nonzeros: float) -> None:

@@ -24,7 +24,7 @@ from sparseallreduce.linear.solvers.losses import dual_loss
 from sparseallreduce.linear.solvers.newton import Newton, has_curvature, has_few_weights
 from sparseallreduce.linear.solvers.truncated_newton import TruncatedNewton, newton_loss
 from sparseallreduce.linear.strategies.clock import Clock
-from sparseallreduce.linear.training.batches import Fold, check_held_out, divided
+from sparseallreduce.linear.training.batches import Division, Fold, check_held_out, divided
 from sparseallreduce.linear.training.class_metrics import evaluate_classes
 from sparseallreduce.linear.training.early_stopping import WATCHED, EarlyStopping
 from sparseallreduce.linear.training.metrics import Metrics, class_threshold, evaluate
@@ -129,6 +129,10 @@ class RoundTrainer:
         As for :class:`~sparseallreduce.linear.solvers.cocoa.CoCoA`; and if there are too few samples to hold some out.
     """
 
+    model: LinearModel
+    comm: Any
+    l2: float
+
     def __init__(
         self,
         model: LinearModel,
@@ -140,7 +144,7 @@ class RoundTrainer:
     ) -> None:
         self._clock, self._sent = Clock(), 0
         self.model, self.comm, self.stopping = model, comm, stopping
-        self.options = RoundOptions() if options is None else options
+        self.options: RoundOptions = RoundOptions() if options is None else options
         self.history: list[Figures] = []
         self.best: Best | None = None
         self._stop: str | None = None
@@ -154,15 +158,15 @@ class RoundTrainer:
         self._load_loops(dataset)
         self._clock = Clock()
         check_same(comm, {"model": model.title, "options": self.options, "early stopping": self.stopping})
-        self.dataset = own_samples(dataset, comm, comm.size, "training in rounds")
+        self.dataset: Dataset = own_samples(dataset, comm, comm.size, "training in rounds")
         agreed(comm, lambda: check_labels(self.dataset, model))
         check_parts(self.dataset, comm, comm.size)
         # The result has one weight per feature and score: fail now if there is no memory for it.
         agreed(comm, lambda: zeros(self.dataset.features, Descent(columns=model.columns), self.dataset.values.dtype).size)
-        self.division = divided(self.dataset, self.options.validation, self.options.seed, comm, model.codes)
+        self.division: Division = divided(self.dataset, self.options.validation, self.options.seed, comm, model.codes)
         self._threshold = class_threshold(model, self.dataset, comm)
         self.l2 = 1 / self.division.total if l2 is None else l2
-        self.solvers = [self._solver(signs) for signs in self._signs()]
+        self.solvers: list[CoCoA | Newton | TruncatedNewton] = [self._solver(signs) for signs in self._signs()]
 
     def _load_loops(self, dataset: Dataset) -> None:
         """Compile what training needs, or load it from the cache on disk, so that its time is not that of training. Collective."""

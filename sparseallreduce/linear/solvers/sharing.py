@@ -41,14 +41,16 @@ class SharedFeatures:
         Number of ranks that have the feature of each slot.
     """
 
+    features: Array
+
     def __init__(self, numbering: Numbering, features: int, comm: Any) -> None:
         self._numbering, self._size, self._comm = numbering, features, comm
         self.features, holders, counts = numbering.features[:0], np.zeros(0, np.int32), numbering.counts[:0]
         if comm.size > 1:
             self.features, holders, counts = self._held_by_several()
-        self.slots = np.empty(len(counts), numbering.places.dtype)
+        self.slots: Array = np.empty(len(counts), numbering.places.dtype)
         feature_numbers.order_by_count(counts, self.slots[:0], 0, self.slots)
-        self.holders = np.empty(len(counts), np.int64)
+        self.holders: Array = np.empty(len(counts), np.int64)
         self.holders[self.slots] = holders
         numbering.arrange(self.features, self.slots, comm.size == 1)
 

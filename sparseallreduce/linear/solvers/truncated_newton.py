@@ -153,6 +153,15 @@ class TruncatedNewton:
     (array([-0.326,  0.476]), True)
     """
 
+    model: LinearModel
+    l2: float
+    tolerance: float
+    enough: float
+    rounds: int
+    intercept: bool
+    free_intercept: bool
+    scale_features: bool | None
+
     def __init__(
         self,
         dataset: Dataset,
@@ -167,13 +176,13 @@ class TruncatedNewton:
         free_intercept: bool = False,
         scale_features: bool | None = False,
     ) -> None:
-        self.comm = resolve(comm)
+        self.comm: Any = resolve(comm)
         self.model, self.l2, self.tolerance, self.enough, self.rounds = model, l2, tolerance, enough, rounds
         self.intercept, self.free_intercept, self.scale_features = intercept, intercept and free_intercept, scale_features
         self.history: list[Round] = []
-        self.converged = False
-        self.products = 0
-        self.weights = np.zeros(0)
+        self.converged: bool = False
+        self.products: int = 0
+        self.weights: Array = np.zeros(0)
         together(self.comm, lambda: self._make(dataset))
 
     def _make(self, dataset: Dataset) -> None:
@@ -182,7 +191,7 @@ class TruncatedNewton:
         self._loss = agreed(comm, self._checked)
         names = ("l2", "tolerance", "enough", "rounds", "intercept", "free_intercept", "scale_features")
         settings = {"model": type(model).__name__, **{name: getattr(self, name) for name in names}}
-        self.dataset = checked_samples(dataset, comm, model, f"solver {type(self).__name__}", settings)
+        self.dataset: Dataset = checked_samples(dataset, comm, model, f"solver {type(self).__name__}", settings)
         numbering = agreed(comm, self._numbered)
         self._shared = SharedFeatures(numbering, self.dataset.features, comm)
         # A rank's vectors start with the features that several ranks have and the intercept, equal on all ranks. Its own features follow.

@@ -99,11 +99,11 @@ class Strategy(ABC):
     #: Whether this rank is a server, without samples.
     serves = False
     #: A checksum of the weights that were assigned last, or "zero".
-    start = "zero"
+    start: str = "zero"
     #: Whether the ranks of a host may share one copy of the weights; to be set before ``warm_up``.
     shares = True
     #: Whether ``warm_up`` has been called.
-    warm = False
+    warm: bool = False
     #: Allowed values of ``device``.
     devices: tuple[str, ...] = ("cpu",)
     #: Whether ``give_up`` reaches the other ranks wherever they wait, not only in their next sum.
@@ -111,17 +111,17 @@ class Strategy(ABC):
 
     def __init__(self, dataset: Dataset, comm: Any, descent: Descent | None = None, *, threads: int = 1, device: str = "cpu") -> None:
         self.comm = comm
-        self.descent = descent or Descent()
+        self.descent: Descent = descent or Descent()
         self.device = device
-        self.clock = Clock()
+        self.clock: Clock = Clock()
         self.given_densities: list[float] = []
         self.summed_densities: list[float] = []
         together(comm, lambda: self._make(dataset, threads))
 
     def _make(self, dataset: Dataset, threads: int) -> None:
         """Store this rank's samples, and prepare for the steps. Collective."""
-        self.threads = agreed(self.comm, lambda: self._begin(threads))
-        self.dataset = self._own(dataset)
+        self.threads: Threads = agreed(self.comm, lambda: self._begin(threads))
+        self.dataset: Dataset = self._own(dataset)
         self._ranks_here = self._sharing()
         agreed(self.comm, self._prepare)
 
@@ -153,7 +153,7 @@ class Strategy(ABC):
             if threads != 1:
                 raise AlgorithmError("threads share the work of the host: leave them out, or use device='cpu'")
             check_on_gpu(self.descent)
-        self.xp = device_module() if self.on_gpu else np
+        self.xp: Any = device_module() if self.on_gpu else np
 
     def _sharing(self) -> int:
         """Return the number of ranks that share the GPUs of this host. Collective."""
@@ -168,7 +168,7 @@ class Strategy(ABC):
 
     def _prepare(self) -> None:
         """Allocate what the steps need, given this rank's samples. Called on every rank; not collective."""
-        self.size = self.dataset.features + self.descent.intercept
+        self.size: int = self.dataset.features + self.descent.intercept
         dtype = self.dataset.values.dtype
         if self.on_gpu:
             self._room = room_for_samples(self.xp, self._ranks_here)

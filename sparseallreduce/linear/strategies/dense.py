@@ -33,7 +33,7 @@ class DenseStrategy(Strategy):
     """
 
     name = "dense"
-    devices = ("cpu", "gpu")
+    devices: tuple[str, ...] = ("cpu", "gpu")
     sums_batches = True
 
     def _prepare(self) -> None:

@@ -80,7 +80,7 @@ class LocalStepsStrategy(SparseStrategy):
     devices: tuple[str, ...] = ("cpu",)
     sums_batches = False
     in_unison = False
-    shared_features = 0
+    shared_features: int = 0
 
     def __init__(self, dataset: Dataset, comm: Any, descent: Descent | None = None, *, sums: int | None = None, **options: Any) -> None:
         self.sums = sums

@@ -93,8 +93,8 @@ class LossyStrategy(Strategy):
 
     def _prepare(self) -> None:
         super()._prepare()
-        self.entries = self.size * self.descent.width
-        self.k = min(self.entries, max(1, round(self.density * self.entries)))
+        self.entries: int = self.size * self.descent.width
+        self.k: int = min(self.entries, max(1, round(self.density * self.entries)))
         self._batch = self._new_batch()
         self._feedback = self._new_feedback()
 
@@ -163,7 +163,7 @@ class LossyStrategy(Strategy):
 class OkTopkStrategy(LossyStrategy):
     """Sums approximately the k largest entries of the sum of the ranks' top k, with less than 6 k words per rank."""
 
-    name = OkTopk.name
+    name: str = OkTopk.name
 
     @staticmethod
     def new_reducer(size: int, k: int) -> Reducer:
@@ -173,7 +173,7 @@ class OkTopkStrategy(LossyStrategy):
 class GTopkStrategy(LossyStrategy):
     """Sums the k largest entries of the sum of the ranks' top k, along a tree."""
 
-    name = GTopk.name
+    name: str = GTopk.name
 
     @staticmethod
     def new_reducer(size: int, k: int) -> Reducer:
@@ -183,7 +183,7 @@ class GTopkStrategy(LossyStrategy):
 class TopkAStrategy(LossyStrategy):
     """Sums the ranks' top k by an allgather."""
 
-    name = TopkA.name
+    name: str = TopkA.name
 
     @staticmethod
     def new_reducer(size: int, k: int) -> Reducer:
@@ -193,7 +193,7 @@ class TopkAStrategy(LossyStrategy):
 class TopkDSAStrategy(LossyStrategy):
     """Sums the ranks' top k by the dynamic sparse allreduce."""
 
-    name = TopkDSA.name
+    name: str = TopkDSA.name
 
     @staticmethod
     def new_reducer(size: int, k: int) -> Reducer:
@@ -203,7 +203,7 @@ class TopkDSAStrategy(LossyStrategy):
 class GaussianKStrategy(LossyStrategy):
     """Sums each rank's entries in the tails of a fitted normal distribution by an allgather."""
 
-    name = GaussianK.name
+    name: str = GaussianK.name
 
     @staticmethod
     def new_reducer(size: int, k: int) -> Reducer:
@@ -213,7 +213,7 @@ class GaussianKStrategy(LossyStrategy):
 class HiTopKStrategy(LossyStrategy):
     """Sums the hosts' top k, each selected from the dense sum of its ranks: every step moves all N entries inside a host."""
 
-    name = HiTopK.name
+    name: str = HiTopK.name
 
     @staticmethod
     def new_reducer(size: int, k: int) -> Reducer:
@@ -223,7 +223,7 @@ class HiTopKStrategy(LossyStrategy):
 class AutoStrategy(LossyStrategy):
     """Sums by the reducer with the shortest predicted time, except Gaussian-k: see :class:`~sparseallreduce.Auto`."""
 
-    name = Auto.name
+    name: str = Auto.name
 
     @staticmethod
     def new_reducer(size: int, k: int) -> Reducer:

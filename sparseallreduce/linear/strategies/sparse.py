@@ -35,6 +35,9 @@ class SparseStrategy(Strategy):
         As for :class:`~sparseallreduce.linear.strategies.base.Strategy`.
     """
 
+    given_densities: list[float]
+    summed_densities: list[float]
+
     name = "sparse"
     devices: tuple[str, ...] = ("cpu", "gpu")
     sums_batches = True
@@ -68,12 +71,12 @@ class SparseStrategy(Strategy):
         self.release()
         self.dataset = self._own(dataset)
         self._batch.renew(self.dataset)
-        self.clock = Clock()
+        self.clock: Clock = Clock()
 
     def release(self) -> None:
         """Release the samples."""
         indices, values = np.empty(0, self.dataset.indices.dtype), np.empty(0, self.dataset.values.dtype)
-        self.dataset = Dataset(np.zeros(1, np.int64), indices, values, np.empty(0), self.dataset.features)
+        self.dataset: Dataset = Dataset(np.zeros(1, np.int64), indices, values, np.empty(0), self.dataset.features)
         self._batch.renew(self.dataset)
         self.given_densities, self.summed_densities = [], []
 

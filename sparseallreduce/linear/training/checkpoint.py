@@ -85,7 +85,7 @@ class Checkpoints:
     """
 
     def __init__(self, folder: str | os.PathLike[str], every_steps: int | None = None, every_minutes: float | None = None) -> None:
-        self.folder = Path(folder)
+        self.folder: Path = Path(folder)
         self.every_steps = every_steps
         self.every_minutes = every_minutes
         self._last = time.monotonic()

@@ -51,7 +51,7 @@ class Evaluation:
     """
 
     def __init__(self, model: LinearModel, dataset: Dataset, division: Division, watch: str, comm: Any) -> None:
-        self.progressive = Progressive(model, dataset)
+        self.progressive: Progressive = Progressive(model, dataset)
         self.best: Best | None = None
         self._model = model
         self._dataset = dataset

@@ -44,7 +44,7 @@ class Progressive:
 
     def reset(self) -> None:
         """Discard all scores, at the start of an epoch."""
-        self.before = Sums()
+        self.before: Sums = Sums()
         self._order = np.empty(0, np.int64)
         self._sums = Sums()
         self._begin = self._end = 0

@@ -19,7 +19,7 @@ from sparseallreduce.linear.gradients.on_gpu import sparse_batch
 from sparseallreduce.linear.models import Hinge, LinearModel
 from sparseallreduce.linear.strategies import Strategy
 from sparseallreduce.linear.strategies.clock import Clock
-from sparseallreduce.linear.training.batches import divided, epoch_order
+from sparseallreduce.linear.training.batches import Division, divided, epoch_order
 from sparseallreduce.linear.training.checkpoint import Checkpoints
 from sparseallreduce.linear.training.consensus import Consensus
 from sparseallreduce.linear.training.early_stopping import EarlyStopping
@@ -93,6 +93,8 @@ class Trainer(Resumable):
         On all ranks, if the first learning rate, or that at the end of a warm-up, is out of range.
     """
 
+    batch: int
+
     def __init__(
         self,
         model: LinearModel,
@@ -111,9 +113,9 @@ class Trainer(Resumable):
         self.stopping = stopping
         self.checkpoints = checkpoints
         self.rate_unit = rate_unit
-        self.dataset = strategy.dataset
-        self.comm = strategy.comm
-        self.step = 0
+        self.dataset: Dataset = strategy.dataset
+        self.comm: Any = strategy.comm
+        self.step: int = 0
         self.history: list[Epoch] = []
         self._position = 0  # steps taken in the present epoch
         self._stop: str | None = None
@@ -127,7 +129,7 @@ class Trainer(Resumable):
         self.batch, settings = agreed(self.comm, self._checked)
         check_same(self.comm, settings)
         check_parts(self.dataset, self.comm, strategy.workers)
-        self.division = divided(self.dataset, options.validation, options.seed, self.comm, model.codes)
+        self.division: Division = divided(self.dataset, options.validation, options.seed, self.comm, model.codes)
         watch = self._watched if self._watched.startswith("validation") else "validation_loss"
         self._evaluation = Evaluation(model, self.dataset, self.division, watch, self.comm)
         self._progressive = self._evaluation.progressive

@@ -62,6 +62,9 @@ class AdaptiveWeights(Weights):
     array([ 0.     , -0.50025,  0.     ], dtype=float32)
     """
 
+    unscaled: Array
+    steps: int
+
     _NUMBERS = (*Weights._NUMBERS, "_rates", "_intercept_norm")
     _numbered: Numbered | None = None  # only for weights without columns
     _times: Array = np.empty(0)  # factors of the weights' rates, or empty

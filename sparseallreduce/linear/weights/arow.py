@@ -53,6 +53,9 @@ class ArowWeights(AdaptiveWeights):
     array([0.1       , 0.13333334], dtype=float32)
     """
 
+    steps: int
+    intercept: float
+
     sums = 3
 
     def __init__(self, size: int, descent: Descent | None = None, dtype: DTypeLike = np.float32, threads: Threads | None = None) -> None:

@@ -197,7 +197,7 @@ class LazyWeights(Weights):
         unscaled *= self.scale
         last.fill(0)
         self._meet()
-        self.scale = 1.0
+        self.scale: float = 1.0
         self._now = 0
         self._current = True
         self._written.fill(0)

@@ -47,11 +47,11 @@ class LocalChanges:
         width, columns = weights.descent.width, weights.columns
         self._intercepts = width if weights.descent.intercept else 0
         flat = len(features) * width
-        self.size = flat + self._intercepts
+        self.size: int = flat + self._intercepts
         self._places = features if columns is None else flat_indices(features, width, weights.size)
         self._own = own if columns is None else flat_indices(own, width, len(features))
         self._holders, self._ranks = np.repeat(holders, width), ranks
-        self.slots = np.concatenate((self._own, np.arange(flat, self.size).astype(self._own.dtype)))
+        self.slots: Array = np.concatenate((self._own, np.arange(flat, self.size).astype(self._own.dtype)))
         dtype = weights.unscaled.dtype
         self._free, self._kept = np.empty(flat, dtype), np.empty(flat, dtype)
         self._moves = np.empty((len(self.slots), 2), dtype)

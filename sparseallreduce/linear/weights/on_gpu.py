@@ -62,6 +62,12 @@ class GpuWeights(Weights):
     """
 
     samples: GpuSamples | None = None
+    xp: Any
+    size: int
+    descent: Descent
+    columns: int | None
+    steps: int
+    unscaled: Any
 
     def __init__(self, size: int, descent: Descent, dtype: DTypeLike, xp: Any, room: int) -> None:
         check_on_gpu(descent)
@@ -178,7 +184,7 @@ class GpuWeights(Weights):
         self.scale *= factor
         if self.scale < self._SMALLEST_SCALE:
             self.unscaled *= self.unscaled.dtype.type(self.scale)
-            self.scale = 1.0
+            self.scale: float = 1.0
 
 
 class GpuAdaptiveWeights(GpuWeights):
@@ -251,7 +257,7 @@ class GpuAdaptiveWeights(GpuWeights):
         return memory
 
     def remember(self, memory: dict[str, Any], stretch: Array | float = 1.0) -> None:
-        self.steps = int(memory["steps"])
+        self.steps: int = int(memory["steps"])
         self._rates = memory["rates"]
         self._write(_norms=memory["norms"] / stretch)
         if "weights" in memory:

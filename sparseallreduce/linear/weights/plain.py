@@ -63,12 +63,12 @@ class Weights(Journalled):
 
     def __init__(self, size: int, descent: Descent | None = None, dtype: DTypeLike = np.float32, threads: Threads | None = None) -> None:
         self.size = size
-        self.descent = descent or Descent()
+        self.descent: Descent = descent or Descent()
         self._threads = threads or Threads()
-        self.steps = 0
-        self.scale = 1.0
-        self.columns = self.descent.columns
-        self.unscaled = zeros(size, self.descent, dtype)
+        self.steps: int = 0
+        self.scale: float = 1.0
+        self.columns: int | None = self.descent.columns
+        self.unscaled: Array = zeros(size, self.descent, dtype)
         self.intercept: Intercept = self._intercept_of(0.0)
         self._replica: Replica | None = None
         self._changing = False  # whether other ranks may still update shared weights

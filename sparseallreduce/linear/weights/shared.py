@@ -53,10 +53,13 @@ class Replica:
         Synchronisation: a rank signals that it has made its updates, and whether they are finite; after waiting it can read those of all.
     """
 
+    first: int
+    parts: int
+
     def __init__(self, memory: Memory, arrays: list[Array], rank: int, threads: list[int], oversubscribed: bool, comm: Any) -> None:
         self.first, self.parts = sum(threads[:rank]), sum(threads)
         begin = Meeting.nbytes(len(threads))
-        self.meeting = Meeting(memory[:begin], rank, len(threads), oversubscribed, comm)
+        self.meeting: Meeting = Meeting(memory[:begin], rank, len(threads), oversubscribed, comm)
         self.arrays: list[Array] = []
         for array in arrays:
             self.arrays.append(memory[begin : begin + array.nbytes].view(array.dtype))

@@ -117,11 +117,11 @@ class OkTopk(Reducer):
         super().__init__(size, k, hosts=hosts)
         if max_imbalance is not None and not max_imbalance >= 1:
             raise AlgorithmError(f"max_imbalance is a multiple of the mean, at least 1, or None, not {max_imbalance}")
-        self.threshold_period = checked_period("threshold_period", threshold_period)
-        self.boundary_period = _at_least_one("boundary_period", boundary_period)
-        self.balance_boundaries = bool(balance_boundaries)
+        self.threshold_period: int | str = checked_period("threshold_period", threshold_period)
+        self.boundary_period: int = _at_least_one("boundary_period", boundary_period)
+        self.balance_boundaries: bool = bool(balance_boundaries)
         self.max_imbalance = max_imbalance
-        self.bucket = _at_least_one("bucket", bucket)
+        self.bucket: int = _at_least_one("bucket", bucket)
         self._history = History()
 
     def _flat(self, size: int, k: int) -> Reducer:

@@ -39,7 +39,7 @@ class MessageHandshake(Handshake):
     def __init__(self, channel: AnyChannel) -> None:
         self._lengths: list[int] = []
         self._flags: list[int] = []
-        self.carries_notes = payload_capacity(channel.ranks) > 0
+        self.carries_notes: bool = payload_capacity(channel.ranks) > 0
         self._channel = channel
         self._rows = packed.Rows(channel.ranks, RECORD.size, payload_capacity(channel.ranks))
         self._places = [memoryview(row) for row in self._rows.bytes]

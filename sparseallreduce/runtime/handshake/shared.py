@@ -31,7 +31,7 @@ __all__ = ["SLOTS", "SharedHandshake", "nbytes", "slots_in"]
 SLOTS = 4  # operations that may be published and not released; further ones in flight publish later
 # Words of a row: the last operation published, the last one released, the decision about MPI's sum (in the first row), and the record;
 # the packed stream follows.
-_PUBLISHED, _RELEASED, _DECIDED, _, _RECORD = range(5)
+_PUBLISHED, _RELEASED, _DECIDED, _RECORD = 0, 1, 2, 4
 _RECALLED = 2  # in place of the validity of the arguments, in the second word of the record
 _WITHDRAWN, _COMMITTED = 0, 1  # lowest bit of the decision, below the sequence number
 _PAYLOAD = 8 * _RECORD + RECORD.size  # offset of the packed stream, a multiple of 16; hence the unused word
@@ -72,6 +72,9 @@ class SharedHandshake(Handshake):
     first : int
         Number of the first operation.
     """
+
+    spins: int
+    first: int
 
     def __init__(self, rows: NDArray[np.uint8], rank: int, capacity: int, spins: int, yield_core: int, first: int) -> None:
         ranks = len(rows)

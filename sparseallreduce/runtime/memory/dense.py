@@ -91,14 +91,19 @@ class Area:
         Takes an offset in this rank's row and a size in bytes; allocates that memory, or returns False if there is not enough.
     """
 
+    rows: NDArray[Any]
+    rank: int
+    ranks: int
+    parts: int
+
     start = LINE  # offset of the vector in a row, in bytes
 
     def __init__(self, rows: NDArray[np.uint8], rank: int, parts: int, yield_core: int, reserve: Callable[[int, int], bool]) -> None:
         self.rows, self.rank, self.ranks, self.parts = rows, rank, len(rows), parts
-        self.capacity = rows.shape[1] - self.start
+        self.capacity: Any = rows.shape[1] - self.start
         self._words = rows.reshape(-1).view(np.uint64)
         self._step = rows.shape[1] // 8
-        self.terms = self._words, self._step, rank, parts, yield_core  # arguments of the compiled code
+        self.terms: tuple[Any, ...] = self._words, self._step, rank, parts, yield_core  # arguments of the compiled code
         self._last = 0  # the last operation in which others may have read this rank's row
         self._reserve, self._reserved = reserve, self.start  # bytes allocated in this rank's row
         self._all_reached, self._store = word_kernels()
@@ -138,13 +143,16 @@ class VectorSum:
     dtype : numpy dtype
     """
 
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
     def __init__(self, area: Area, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         count = math.prod(shape)
         self.area = area
         self.shape, self.dtype = shape, dtype
         self._rows = area.rows.view(dtype)
         self._ours = self._rows[area.rank, area.start // dtype.itemsize :][:count].reshape(shape)
-        self.nbytes = self._ours.nbytes
+        self.nbytes: int = self._ours.nbytes
         part = -(-count // (area.parts * _TOGETHER)) * _TOGETHER  # values in each part but the last
         self._sum = functools.partial(_sum_kernel(dtype), *area.terms, self._rows, area.start, part)
 

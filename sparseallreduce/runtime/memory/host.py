@@ -64,9 +64,13 @@ class HostMemory:
         If the words cannot be mapped.
     """
 
+    members: tuple[int, ...]
+    place: int
+    ranks: int
+
     def __init__(self, file: SharedFile, members: tuple[int, ...], place: int) -> None:
         self.members, self.place, self.ranks = members, place, len(members)
-        self.words = file.map([0], self.ranks * _LINES * LINE)[0].view(np.uint64)
+        self.words: Any = file.map([0], self.ranks * _LINES * LINE)[0].view(np.uint64)
         self._file, self._leases = file, Leases(KEPT)
         self._all_reached, self._store = word_kernels()
         self._published: dict[int, int] = {}  # the last number, by line

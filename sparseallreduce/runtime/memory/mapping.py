@@ -58,6 +58,9 @@ class SharedFile:
         Its size, without the identifier at its end.
     """
 
+    file: int
+    nbytes: int
+
     def __init__(self, file: int, nbytes: int) -> None:
         self.file, self.nbytes = file, nbytes
         self._close = Finalizer(os.close, file)
@@ -254,7 +257,7 @@ class Mapping:
 
     def __init__(self, address: int, length: int, shape: tuple[int, ...], writeable: bool) -> None:
         self._unmap = Finalizer(_calls().unmap, address, length)
-        self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": shape, "data": (address, not writeable)}
+        self.__array_interface__: dict[str, Any] = {"version": 3, "typestr": "|u1", "shape": shape, "data": (address, not writeable)}
 
 
 def _gives_large_pages() -> bool:

@@ -52,19 +52,28 @@ class SparseMemory:
         If the memory cannot be mapped.
     """
 
+    rank: int
+    ranks: int
+    cores: int
+    spins: int
+    yield_core: int
+    capacity: int
+    rows: NDArray[Any]
+    blocks: NDArray[Any]
+
     def __init__(self, memory: SharedFile, rank: int, ranks: int, oversubscribed: bool, cores: int) -> None:
         self.rank, self.ranks, self.cores = rank, ranks, cores
         self.spins, self.yield_core = spinning(oversubscribed)
         self.capacity = self._most = _capacity(ranks)  # largest stream in bytes
         self._file = memory
-        self.words = memory.map([0], (ranks + 1) * LINE)[0].view(np.uint64)
-        self.bounds = np.empty((4, ranks + 1), np.uint64)  # private to this rank, as everything below
+        self.words: Any = memory.map([0], (ranks + 1) * LINE)[0].view(np.uint64)
+        self.bounds: NDArray[Any] = np.empty((4, ranks + 1), np.uint64)  # private to this rank, as everything below
         self._map(min(_MAPPED, self._most))
         self._reserved = [0, 0]  # reserved bytes of this rank's row, and of each block
         self._asked = 0  # the operation from which on more memory may be requested
         self._leases = Leases(KEPT)
         self._last = 0  # the operation in which others may read this rank's row, until its result is complete
-        self.armed = 0  # the operation that uses the memory on this rank; 0 for none
+        self.armed: int = 0  # the operation that uses the memory on this rank; 0 for none
         (self._all_reached, self._store), self._claim = word_kernels(), claim_kernel()
 
     @staticmethod
@@ -86,7 +95,7 @@ class SparseMemory:
         blocks = file.map(places, (ranks + 1) * length)
         self._readable = [memoryview(file.map([place], (ranks + 1) * length, writeable=False)[0]) for place in places[:KEPT]]
         self.rows, self.blocks, self._length = rows, blocks, length
-        self.row = memoryview(rows[self.rank])
+        self.row: memoryview = memoryview(rows[self.rank])
         self._views: dict[np.dtype[Any], NDArray[Any]] = {}
         self._inner: dict[tuple[np.dtype[Any], np.dtype[Any]], tuple[NDArray[Any], NDArray[Any]]] = {}
         self._summed: tuple[packed.Layout | None, Any] = None, None  # layout of the last sum, and its function

@@ -36,6 +36,7 @@ class DenseShared(Shortcut):
     """
 
     __slots__ = ("_armed", "_layout", "_sum", "_sums", "_total", "spins")
+    spins: int
 
     flag = DENSE_SHARED
 

@@ -40,6 +40,8 @@ class MPISum(Shortcut):
     """
 
     __slots__ = ("_armed", "_channel", "_committed", "_entered", "_layout", "_nbytes", "_source", "_total")
+    flag: int
+    spins: int
 
     flag, spins = MPI_SUM, 1
 

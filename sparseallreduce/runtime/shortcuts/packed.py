@@ -27,6 +27,8 @@ class Packed(Shortcut):
     """
 
     __slots__ = ("_handshake", "_layout", "_rank", "_reduction")
+    flag: int
+    spins: int
 
     flag, spins = PACKED, 1
 

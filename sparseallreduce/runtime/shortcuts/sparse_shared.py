@@ -77,6 +77,7 @@ class SparseShared(Shortcut):
         "_total",
         "spins",
     )
+    spins: int
 
     flag = SPARSE_SHARED
 

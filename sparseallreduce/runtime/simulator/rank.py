@@ -45,9 +45,9 @@ class Rank:
         self.stack: list[Any] = [schedule]
         self.value: Any = None
         self.native = False
-        self.clock = 0.0
-        self.joining = Reduction()
-        self.charged = 0, 0
+        self.clock: float = 0.0
+        self.joining: Reduction = Reduction()
+        self.charged: tuple[int, int] = 0, 0
         self.output: Any = None
         self.done = False
         self._waits_for: Waiting | None = None

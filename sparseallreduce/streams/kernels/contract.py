@@ -49,7 +49,7 @@ GAPS_RUN = 255  # replaces the number of low bits if all gaps except the excepti
 GAPS_LONGEST = 27  # largest high part written as zeros and a one, so that two fit into eight bytes at any bit offset
 
 SHORT_FLOATS = {"float16": (10, 15), "bfloat16": (7, 127)}  # bits of the mantissa, and the bias of the exponent
-LONG_FLOATS = {np.dtype(np.float32): (23, 127), np.dtype(np.float64): (52, 1023)}
+LONG_FLOATS: dict[np.dtype[Any], tuple[int, int]] = {np.dtype(np.float32): (23, 127), np.dtype(np.float64): (52, 1023)}
 QSGD_BLOCK = 256  # values in a block, which has its own scale
 LEVEL_PARTS, LEVEL_ROUNDS = 65535, 3  # resolution of the search for two levels, and its iterations
 QSGD_LEVELS = {8: 127, 4: 7}  # non-zero levels of each sign, by the bits of a level

@@ -50,6 +50,9 @@ class Queue:
     progresses.
     """
 
+    device: Any
+    stream: Any
+
     def __init__(self, xp: Any) -> None:
         self.xp = xp
         self.device, self.stream = xp.cuda.Device(), xp.cuda.get_current_stream()

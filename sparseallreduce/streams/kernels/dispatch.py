@@ -18,7 +18,8 @@ __all__ = ["find", "known"]
 
 _INDEX_DTYPES = (np.dtype(np.uint32), np.dtype(np.uint64))
 _entries: dict[tuple[Any, ...], Callable[..., Any]] = {}
-known = _entries.get  # kernels found so far, by all arguments of `find`; bound here, which saves an attribute look-up at each call
+# Kernels found so far, by all arguments of `find`; bound here, which saves an attribute look-up at each call.
+known: Callable[[tuple[Any, ...]], Callable[..., Any] | None] = _entries.get
 
 
 def find(name: str, operator: Any, index_dtype: np.dtype[Any], value_dtype: np.dtype[Any], ndim: int = 1) -> Callable[..., Any] | None:

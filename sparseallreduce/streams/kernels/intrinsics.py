@@ -407,8 +407,10 @@ def _sums(signed: bool, fused: bool) -> Any:
     return _intrinsic(typed_of_sum if fused else typed)
 
 
-moments_of, moments_of_sum = _sums(signed=True, fused=False), _sums(signed=True, fused=True)
-norms_of, norms_of_sum = _sums(signed=False, fused=False), _sums(signed=False, fused=True)
+moments_of: Any = _sums(signed=True, fused=False)
+moments_of_sum: Any = _sums(signed=True, fused=True)
+norms_of: Any = _sums(signed=False, fused=False)
+norms_of_sum: Any = _sums(signed=False, fused=True)
 
 
 @_intrinsic

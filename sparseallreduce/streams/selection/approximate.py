@@ -54,7 +54,7 @@ class ApproximateTopK(Selector):
         self.bucket = bucket
         self.fixed = fixed
         self.seed = seed
-        self.steps = 0
+        self.steps: int = 0
 
     @property
     def passes(self) -> float:

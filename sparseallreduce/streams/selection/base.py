@@ -33,7 +33,7 @@ class Selector(ABC):
     def __init__(self, k: int) -> None:
         if k < 0:
             raise StreamError(f"k is the number of values to choose, at least 0, not {k}")
-        self.k = int(k)
+        self.k: int = int(k)
 
     @property
     @abstractmethod

@@ -41,13 +41,13 @@ class ChunkTopK(Selector):
     array([1, 4], dtype=uint32)
     """
 
-    passes = 3.0  # read twice, written once
+    passes: float = 3.0  # read twice, written once
 
     def __init__(self, k: int, chunk: int = 4096) -> None:
         super().__init__(k)
         if chunk < 1:
             raise StreamError(f"a chunk holds at least one value, not {chunk}")
-        self.chunk = int(chunk)
+        self.chunk: int = int(chunk)
 
     def choose(self, accumulator: Array, gradient: Array | None, clear: bool) -> tuple[Array, Array]:
         indices = index_dtype(len(accumulator))

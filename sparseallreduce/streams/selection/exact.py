@@ -112,7 +112,7 @@ class ExactTopK(Selector):
     array([0.5, 0. , 0. , 1. ])
     """
 
-    passes = 3.0  # read twice, written once
+    passes: float = 3.0  # read twice, written once
 
     def choose(self, accumulator: Array, gradient: Array | None, clear: bool) -> tuple[Array, Array]:
         indices, values = choose_top(accumulator, gradient, self.k)

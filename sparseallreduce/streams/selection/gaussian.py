@@ -42,7 +42,7 @@ class Gaussian(Selector):
     array([1, 4], dtype=uint32)
     """
 
-    passes = 6.0  # add and measure (3), choose (1); where that falls short find how far to scale (1), and choose again (1)
+    passes: float = 6.0  # add and measure (3), choose (1); where that falls short find how far to scale (1), and choose again (1)
 
     def __init__(self, k: int, *, least: float = 0.75, scale: float = 0.95) -> None:
         super().__init__(k)

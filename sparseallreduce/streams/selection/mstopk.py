@@ -45,7 +45,7 @@ class MSTopK(Selector):
     array([1, 4], dtype=uint32)
     """
 
-    passes = 4.0  # add and measure (3), copy the largest (1)
+    passes: float = 4.0  # add and measure (3), copy the largest (1)
 
     def __init__(self, k: int, searches: int = 30, *, seed: int = 0) -> None:
         super().__init__(k)
@@ -53,7 +53,7 @@ class MSTopK(Selector):
             raise StreamError(f"searches is the number of thresholds to try, at least 1, not {searches}")
         self.searches = searches
         self.seed = seed
-        self.steps = 0
+        self.steps: int = 0
 
     def choose(self, accumulator: Array, gradient: Array | None, clear: bool) -> tuple[Array, Array]:
         mean, largest = mean_and_largest(accumulator, gradient)

@@ -28,7 +28,7 @@ class NonZeroTopK(Selector):
     array([0, 3], dtype=uint32)
     """
 
-    passes = 3.0  # read twice, written once
+    passes: float = 3.0  # read twice, written once
 
     def choose(self, accumulator: Array, gradient: Array | None, clear: bool) -> tuple[Array, Array]:
         indices, values, _ = choose_nonzero(accumulator, gradient, self.k)

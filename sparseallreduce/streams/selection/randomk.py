@@ -27,12 +27,12 @@ class RandomK(Selector):
     3
     """
 
-    passes = 3.0
+    passes: float = 3.0
 
     def __init__(self, k: int, seed: int = 0) -> None:
         super().__init__(k)
         self.seed = seed
-        self.steps = 0
+        self.steps: int = 0
 
     def choose(self, accumulator: Array, gradient: Array | None, clear: bool) -> tuple[Array, Array]:
         add(accumulator, gradient)

@@ -75,7 +75,10 @@ class ThresholdReuse(Selector):
     [[0, 2], [0, 1]]
     """
 
-    passes = 3.0  # also if the exact threshold is found; 4 if it is evaluated early
+    threshold: float
+    slack: float
+
+    passes: float = 3.0  # also if the exact threshold is found; 4 if it is evaluated early
 
     def __init__(self, k: int, period: int | str = 32, *, drift: float = DRIFT) -> None:
         super().__init__(k)
@@ -86,7 +89,7 @@ class ThresholdReuse(Selector):
         self.period = period
         self.drift = drift
         self.threshold, self.slack = Reuse()
-        self.steps = 0
+        self.steps: int = 0
         self.history: Array | None = np.array(Drift()) if period == AUTO else None  # only for period "auto"
 
     def choose(self, accumulator: Array, gradient: Array | None, clear: bool) -> tuple[Array, Array]:

@@ -39,7 +39,7 @@ class DoubleSampling(Selector):
     array([1, 4], dtype=uint32)
     """
 
-    passes = 3.0  # and a cache line for each sampled value; 4 if the sample is wrong
+    passes: float = 3.0  # and a cache line for each sampled value; 4 if the sample is wrong
 
     def __init__(self, k: int, *, share: float = 0.01, overshoot: float = 1.3, seed: int = 0) -> None:
         super().__init__(k)
@@ -50,7 +50,7 @@ class DoubleSampling(Selector):
         self.share = share
         self.overshoot = overshoot
         self.seed = seed
-        self.steps = 0
+        self.steps: int = 0
 
     def choose(self, accumulator: Array, gradient: Array | None, clear: bool) -> tuple[Array, Array]:
         if self.k == 0:

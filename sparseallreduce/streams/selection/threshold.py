@@ -108,13 +108,13 @@ class Threshold(Selector):
     array([1, 3], dtype=uint32)
     """
 
-    passes = 3.0  # the accumulator is read and written, the gradient read
+    passes: float = 3.0  # the accumulator is read and written, the gradient read
 
     def __init__(self, threshold: float) -> None:
         super().__init__(0)
         if threshold < 0:
             raise StreamError(f"a threshold of magnitudes is at least 0, not {threshold}")
-        self.threshold = float(threshold)
+        self.threshold: float = float(threshold)
 
     def choose(self, accumulator: Array, gradient: Array | None, clear: bool) -> tuple[Array, Array]:
         return choose_at_least(accumulator, gradient, self.threshold, clear)

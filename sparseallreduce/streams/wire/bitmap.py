@@ -21,7 +21,7 @@ class Bitmap:
 
     number = 1
     name = "bitmap"
-    seconds = 2e-9  # at a density of at least 6 %; longer where it takes more bytes than the gaps
+    seconds: float = 2e-9  # at a density of at least 6 %; longer where it takes more bytes than the gaps
 
     def bytes_each(self, density: float, index_bytes: int) -> float:
         return 1 / (8 * max(density, 1e-9))

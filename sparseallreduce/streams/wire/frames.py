@@ -152,7 +152,7 @@ class Assembly:
     def __init__(self) -> None:
         self.streams: list[SparseStream] = []
         self.growing: Growing | None = None
-        self.complete = False
+        self.complete: bool = False
 
     def take(self, packet: Bytes) -> None:
         """Decode a packet.
@@ -196,6 +196,9 @@ class Growing:
     stored : int
         Total number of entries.
     """
+
+    stored: int
+    arrived: int
 
     def __init__(self, header: Header) -> None:
         self._header = header

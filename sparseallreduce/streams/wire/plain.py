@@ -19,7 +19,7 @@ class Plain:
 
     number = 0
     name = "plain"
-    seconds = 0.0
+    seconds: float = 0.0
 
     def bytes_each(self, density: float, index_bytes: int) -> float:
         return index_bytes

@@ -76,6 +76,9 @@ class ValueCodec(ABC):
 class Halves(ValueCodec):
     """Codec for 16-bit floats."""
 
+    number: int
+    name: str
+
     def __init__(self, number: int, name: str) -> None:
         self.number, self.name = number, name
 
@@ -92,6 +95,9 @@ class Halves(ValueCodec):
 
 class QSGD(ValueCodec):
     """Codec with a scale for each block, and a signed level of 8 or 4 bits for each value."""
+
+    number: int
+    name: str
 
     def __init__(self, number: int, bits: int) -> None:
         self.number, self.name, self._bits = number, f"qsgd{bits}", bits
@@ -113,6 +119,9 @@ class TwoLevels(ValueCodec):
     SparseLoCo*, 2025, section 3): for the largest 2 % of normally distributed values a squared error of 0.5 % remains, where unbiased
     levels of 2 bits leave 24 to 50 %.
     """
+
+    number: int
+    name: str
 
     number, name = 5, "qsgd2"
 

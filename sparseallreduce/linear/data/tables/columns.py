@@ -62,6 +62,9 @@ class LearnedColumn:
         Data type of its numbers.
     """
 
+    name: str
+    bits: int
+
     def __init__(self, name: str, limit: int, bits: int, dtype: np.dtype[Any]) -> None:
         self.name, self.bits = name, bits
         self._limit, self._dtype = limit, dtype
@@ -116,6 +119,8 @@ class LearnedColumn:
 
 class KnownColumn:
     """A column with a known encoding."""
+
+    name: str
 
     def __init__(self, column: Column, dtype: np.dtype[Any]) -> None:
         self.name, self._column, self._dtype = column.name, column, dtype
@@ -206,6 +211,8 @@ class TargetColumn:
     unlabelled : bool
         Whether labels may be missing.
     """
+
+    name: str
 
     def __init__(self, name: str, unlabelled: bool) -> None:
         self.name, self._unlabelled = name, unlabelled

@@ -60,9 +60,12 @@ class Mailbox:
     Every call that waits raises the error shared by all ranks if any rank has given up.
     """
 
+    rank: int
+    ranks: int
+
     def __init__(self, messages: MPI.Intracomm, verdicts: MPI.Intracomm, oversubscribed: bool) -> None:
         self.rank, self.ranks = messages.rank, messages.size
-        self.sound = True  # False once a rank has given up
+        self.sound: bool = True  # False once a rank has given up
         self._comm = messages
         self._verdicts = verdicts
         self._oversubscribed = oversubscribed
@@ -208,6 +211,9 @@ def _record(own: dict[str, str]) -> bytes:
 
 class WatchfulCommunicator:
     """The part of a communicator's interface by which ranks agree with each other."""
+
+    rank: int
+    size: int
 
     def __init__(self, mailbox: Mailbox, comm: MPI.Comm) -> None:
         self.rank, self.size = comm.rank, comm.size

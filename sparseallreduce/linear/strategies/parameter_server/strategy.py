@@ -58,6 +58,8 @@ class ParameterServer(Strategy):
         If no worker is left.
     """
 
+    summed_densities: list[float]
+
     in_unison = False
     interrupts_waits = True
     server_class: type[Server]
@@ -239,7 +241,7 @@ class SynchronousParameterServer(ParameterServer):
     """
 
     name = "ps-sync"
-    server_class = SynchronousServer
+    server_class: type[Server] = SynchronousServer
 
 
 class AsynchronousParameterServer(ParameterServer):
@@ -262,7 +264,7 @@ class AsynchronousParameterServer(ParameterServer):
 
     name = "ps-async"
     in_step = False
-    server_class = AsynchronousServer
+    server_class: type[Server] = AsynchronousServer
 
     def _check_arguments(self) -> None:
         super()._check_arguments()

@@ -97,7 +97,8 @@ def _cut_rows(rows: Indices, itemsize: Any, counts: Any, size: Any, part: Any, p
     return np.int64(n)
 
 
-cut_rows, cut = kernel(_cut_rows), inlined(_cut_rows)
+cut_rows: Any = kernel(_cut_rows)
+cut: Any = inlined(_cut_rows)
 
 
 @kernel
@@ -182,7 +183,8 @@ def _sum_cut_rows(
     return np.int64(n)
 
 
-sum_cut_rows, sum_cut = kernel(_sum_cut_rows), inlined(_sum_cut_rows)
+sum_cut_rows: Any = kernel(_sum_cut_rows)
+sum_cut: Any = inlined(_sum_cut_rows)
 
 
 @inlined

@@ -34,11 +34,16 @@ class Types:
         Dimensions of the array of values.
     """
 
+    indices: Any
+    iout: Any
+    values: Any
+    vout: Any
+
     def __init__(self, index_dtype: Any, value_dtype: Any, ndim: int) -> None:
         self.indices, self.iout = array_type(index_dtype, 1, True), array_type(index_dtype, 1, False)
         self.values, self.vout = array_type(value_dtype, ndim, True), array_type(value_dtype, ndim, False)
-        self.value = self.vout.dtype
-        self.tables = array_type(index_dtype, 2, False), array_type(value_dtype, 2, False)
+        self.value: Any = self.vout.dtype
+        self.tables: tuple[Any, Any] = array_type(index_dtype, 2, False), array_type(value_dtype, 2, False)
         self._bits = f"i{np.dtype(value_dtype).itemsize}"
 
     @cached_property

@@ -68,7 +68,7 @@ def replace(a: Any, b: Any) -> Any:
     return b
 
 
-OPERATORS = {np.add: _add, np.multiply: _multiply, np.minimum: _minimum, np.maximum: _maximum}
+OPERATORS: dict[Any, Any] = {np.add: _add, np.multiply: _multiply, np.minimum: _minimum, np.maximum: _maximum}
 
 
 def operator_of(ufunc: Any, dtype: np.dtype[Any]) -> Any:
