@@ -87,8 +87,7 @@ class Operation(Failing):
 
     Parameters
     ----------
-    channel : Channel
-    work : Work
+    channel, work : Channel, Work
     stream : SparseStream or None
         This rank's stream.
     sequence : int
@@ -96,11 +95,6 @@ class Operation(Failing):
     level : int
         The shortcuts that it may take: one of the levels of :mod:`~sparseallreduce.runtime.work`.
     """
-
-    channel: AnyChannel
-    work: Work
-    sequence: int
-    level: int
 
     traces = traces
     uses_collectives: bool = True  # whether collectives of MPI may be used
@@ -110,7 +104,9 @@ class Operation(Failing):
     explaining: float = 0.0  # time until which disagreeing ranks wait for each other's texts, even if one fails
 
     def __init__(self, channel: AnyChannel, work: Work, stream: SparseStream | None, sequence: int, level: int = OTHER) -> None:
-        self.channel, self.work, self.stream, self.sequence, self.level = channel, work, stream, sequence, level
+        super().__init__(channel, work, sequence)
+        self.stream = stream
+        self.level: int = level
 
     # The transitions from state to state. Callers pass every exception that these raise to `fail`.
 
