@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: help setup demo test test-all test-oldest test-torch test-frameworks test-gpu docs test-site lint bench bench-gpu bench-hosts dist clean
+.PHONY: help setup demo test test-all test-oldest test-torch test-frameworks test-gpu docs figures test-site lint bench bench-gpu bench-hosts dist clean
 
 help:
 	@echo "make setup         install into $(VENV), with an MPI library"
@@ -38,6 +38,8 @@ help:
 	@echo "make test-frameworks  run scripts of Lightning, Accelerate and Transformers as ranks of MPI; installs these packages"
 	@echo "make test-gpu      run the tests of CUDA on a GPU with CuPy, and under compute-sanitizer where it is installed"
 	@echo "make docs          build the documentation site into build/site; warnings are errors"
+	@echo "make figures       draw those of the papers' figures that build/figures does not have, as make docs does; with SMALL= at the papers'"
+	@echo "                   sizes instead of previews, which takes half an hour"
 	@echo "make test-site     open every page of the site in headless Chromium, which has to be installed, wide and narrow, light and dark: links,"
 	@echo "                   overflow, console errors and accessibility. Needs npm, and is no part of make test (PAGES=\"index.html\" for some)"
 	@echo "make lint          run ruff, codespell, mypy, pyright (are all public types known?), and numpydoc on public docstrings"
@@ -150,9 +152,19 @@ $(VENV_DOCS)/installed: pyproject.toml setup.py tools/venv.sh
 	@PYTHON="$(PYTHON)" tools/venv.sh $(VENV_DOCS) mpi,plot,docs
 	@touch $@
 
-docs: $(VENV_DOCS)/installed
+docs: $(VENV_DOCS)/installed figures
 	$(VENV_DOCS)/bin/python -m sphinx -b html docs build/site --quiet --fail-on-warning --keep-going
 	@echo "The site is in build/site: open build/site/index.html"
+
+# Four take seconds at the papers' sizes, too. Of the others one process draws six, and two run at a time.
+SMALL ?= --small
+FULL := thesis-5.1 gtopk-9 commlib-7 commlib-8
+DRAW = $(VENV_DOCS)/bin/sparseallreduce figures --format svg --out build/figures
+figures: $(VENV_DOCS)/installed
+	@mkdir -p build/figures
+	@for name in $(FULL); do [ -f build/figures/$$name.svg ] || echo $$name; done | xargs -r -n 2 -P 2 $(DRAW)
+	@for name in $$($(VENV_DOCS)/bin/sparseallreduce figures --list | cut -d" " -f1); do [ -f build/figures/$$name.svg ] || echo $$name; done \
+		| xargs -r -n 6 -P 2 $(DRAW) $(SMALL)
 
 # Playwright drives the Chromium of this machine; it downloads no browser.
 AXE := $(VENV_DOCS)/node_modules/axe-core/axe.min.js

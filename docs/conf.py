@@ -21,6 +21,7 @@ extensions = [
     "message_pictures",
     "notebooks",
     "numpydoc",
+    "paper_figures",
     "simulator_page",
     "sphinx.ext.autodoc",
     "sphinx_click",
@@ -75,11 +76,11 @@ def _take_from_elsewhere(_app: Any, docname: str, source: list[str]) -> None:
         text, target = found.groups()
         path, _, anchor = target.partition("#")
         file = (folder / path).resolve()
-        on_site = ROOT / "docs" in file.parents and file.suffix == ".md"
+        on_site = ROOT / "docs" in file.parents and file.suffix in (".md", ".rst")
         page = names.get(file) or (str(file.relative_to(ROOT / "docs").with_suffix("")) if on_site else None)
         if page is None:
             return f"`{file.relative_to(ROOT)}`" if text.strip("`") in target else f"{text} (`{file.relative_to(ROOT)}`)"
-        return f"[{text}](/{page}.md{'#' + anchor if anchor else ''})"
+        return f"[{text}](/{page}{file.suffix}{'#' + anchor if anchor else ''})"
 
     source[0] = _LINK.sub(linked, source[0])
 

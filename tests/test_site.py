@@ -7,6 +7,7 @@ import pytest
 
 import sparseallreduce as sar
 from sparseallreduce import data_cache, linear, optim, testing
+from sparseallreduce.cli.paper_figures import FIGURES
 
 API = Path(__file__).parent.parent / "docs" / "api"
 
@@ -33,9 +34,10 @@ def test_every_public_name_is_in_the_reference(module):
 
 
 def test_every_page_is_in_the_contents():
-    index = (API.parent / "index.md").read_text()
-    pages = {str(path.relative_to(API.parent).with_suffix("")) for path in API.parent.rglob("*.md")} - {"index"}
-    assert pages <= set(index.split())
+    docs = API.parent
+    contents = {str(index.parent.relative_to(docs) / word) for index in docs.rglob("index.md") for word in index.read_text().split()}
+    pages = {str(path.relative_to(docs).with_suffix("")) for path in docs.rglob("*.md")} - {"index"}
+    assert pages <= contents
 
 
 def test_figures_of_where_it_does_not_pay_are_measured_ones():
@@ -44,3 +46,8 @@ def test_figures_of_where_it_does_not_pay_are_measured_ones():
     figures = {figure for row in rows for figure in re.findall(r"(?<![\d^])\d*\.\d+(?!\d)", row)}
     assert len(rows) > 12 and len(figures) > 20
     assert {figure for figure in figures if not re.search(rf"(?<![\d.]){re.escape(figure)}(?!\d)", measured)} <= {"0.01"}  # of --gap
+
+
+def test_every_figure_of_the_papers_has_its_place():
+    shown = [name for page in (API.parent / "papers").glob("*.md") for name in re.findall(r"{paper-figure} (\S+)", page.read_text())]
+    assert sorted(shown) == sorted(FIGURES)
