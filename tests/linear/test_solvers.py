@@ -17,7 +17,8 @@ from sparseallreduce.errors import AlgorithmError, DatasetError
 from sparseallreduce.linear import Dataset, Hinge, Logistic, Squared, SquaredHinge
 from sparseallreduce.linear.data.dataset import read_only
 from sparseallreduce.linear.kernels import dual as kernels
-from sparseallreduce.linear.solvers import CoCoA
+from sparseallreduce.linear.solvers import CoCoA, frames
+from sparseallreduce.linear.solvers.numbering import Numbering
 
 LOSSES = {"hinge": Hinge, "squared_hinge": SquaredHinge, "logistic": Logistic}
 
@@ -218,3 +219,22 @@ def test_few_hard_samples_among_many_easy_ones_take_few_rounds(name):
     solver.fit()
     assert solver.converged
     assert len(solver.history) < 150  # with one pass a round, more than 400
+
+
+@pytest.mark.parametrize("units", [False, True])
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("large", [False, True])
+def test_samples_of_many_rows_show_whether_features_are_shifted_or_scaled(monkeypatch, units, full, large):
+    rng = np.random.default_rng(3)
+    values = scipy.sparse.random(4000, 50, 0.1, "csr", rng=rng, data_rvs=lambda size: rng.uniform(0.5, 1.5, size)).toarray()
+    values *= 10.0 ** rng.integers(-3, 4, 50) if units else 1
+    values[:, 0] = 3 + rng.random(4000) if full else values[:, 0]
+    values[77, 5] = 1e30 if large else values[77, 5]
+    samples = Dataset.from_scipy(scipy.sparse.csr_array(values, dtype=np.float32), np.ones(4000))
+    numbering = Numbering(samples, intercept=True)
+    numbering.arrange(numbering.features[:0], numbering.places[:0], alone=True)
+    of_all = frames.frame_of(samples, numbering, sar.SERIAL, True, None, ones=False)
+    monkeypatch.setattr(frames, "_SAMPLED", 1000)
+    of_some = frames.frame_of(samples, numbering, sar.SERIAL, True, None, ones=False)
+    assert (of_all is not None) == (of_some is not None) == (units or full or large)
+    assert of_all is None or all(np.array_equal(one, other) for one, other in zip(of_all, of_some, strict=True))

@@ -24,6 +24,8 @@ Array = NDArray[Any]
 _CONSTANT = 1e-12
 # A rank's own samples nearly show whether units differ: ranks that are all below this fraction of the threshold need not ask each other.
 _FAR_BELOW = 0.5
+_SAMPLED = 1 << 17  # non-zeros of a rank from which to judge whether to shift or scale; below four times as many all are used
+_LARGE = 1e18  # a larger value may have a unit of its own
 
 
 class Frame(NamedTuple):
@@ -81,6 +83,8 @@ def frame_of(dataset: Dataset, numbering: Numbering, comm: Any, centred: bool, s
     begin, end = int(dataset.indptr[0]), int(dataset.indptr[-1])
     if all(gather(comm, ones)):
         return None
+    if not (scaled or any(gather(comm, _may_have_frame(dataset, numbering, centred, scaled)))):
+        return None
     values, sums = dataset.values[begin:end], np.zeros(4 * numbering.size)
     counts = np.empty(0) if dataset.weights is None else dataset.weights
     column_sums(dataset.indptr - begin, numbering.indices, values, counts, sums)
@@ -97,6 +101,26 @@ def frame_of(dataset: Dataset, numbering: Numbering, comm: Any, centred: bool, s
         own = _sizes(dataset, numbering.indices, numbering.size, scales, comm)
         sizes = _largest(SparseStream(numbering.features, own[numbering.places], dataset.features), comm)[features]
     return _framed(features, table, sizes, dataset.total_samples, centred, scales)
+
+
+def _may_have_frame(dataset: Dataset, numbering: Numbering, centred: bool, scaled: bool | None) -> bool:
+    """Return False if evenly spaced samples show that no column has all samples and that units do not differ.
+
+    A column of a few samples has the size of their values, so units differ no less than in all samples.
+    """
+    begin, end = int(dataset.indptr[0]), int(dataset.indptr[-1])
+    values = dataset.values[begin:end]
+    if end - begin < 4 * _SAMPLED or max(values.max(), -values.min()) > _LARGE:
+        return True
+    rows = np.arange(0, dataset.rows, (end - begin) // _SAMPLED)
+    lengths = dataset.indptr[rows + 1] - dataset.indptr[rows]
+    indptr = np.append(0, np.cumsum(lengths))
+    entries = np.arange(indptr[-1]) + np.repeat(dataset.indptr[rows] - begin - indptr[:-1], lengths)
+    occurring, places = np.unique(numbering.indices[entries], return_inverse=True)
+    sums, counts = np.zeros(4 * len(occurring)), np.empty(0) if dataset.weights is None else dataset.weights[rows]
+    column_sums(read_only(indptr), read_only(places.astype(numbering.indices.dtype)), read_only(values[entries]), counts, sums)
+    table = sums.reshape(-1, 4)
+    return (centred and bool((table[:, 1] == len(rows)).any())) or (scaled is None and units_differ(table, _FAR_BELOW))
 
 
 def _sizes(dataset: Dataset, places: Array, count: int, scales: bool, comm: Any) -> Array:
