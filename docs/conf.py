@@ -22,6 +22,7 @@ extensions = [
     "notebooks",
     "numpydoc",
     "paper_figures",
+    "performance_charts",
     "simulator_page",
     "sphinx.ext.autodoc",
     "sphinx_click",
