@@ -18,6 +18,7 @@ copyright = "sparseallreduce developers, BSD 3-Clause"
 release = version = __version__
 
 extensions = [
+    "gallery",
     "message_pictures",
     "notebooks",
     "numpydoc",

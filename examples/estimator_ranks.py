@@ -22,4 +22,4 @@ accuracy = model.score(X, y)  # over the samples of all ranks, so all have to as
 if comm.rank == 0:
     sent = sum(epoch.bytes_sent for epoch in model.history_[0])
     print(f"{comm.size} ranks: accuracy {accuracy:.3f} on {1000 * comm.size:,} samples, {sent / 1e6:.1f} MB sent")
-    print(f"by dense allreduce it would have been {2 * (comm.size - 1) * FEATURES * 8 * model.t_ / 1e6:,.0f} MB")
+    print(f"one dense allreduce of the weights would send {2 * (comm.size - 1) / comm.size * FEATURES * 4 / 1e6:.0f} MB a rank")

@@ -1,6 +1,7 @@
 """Every example runs, and says what it promises."""
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -125,6 +126,17 @@ def test_no_example_is_left_out():
     assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == tested
     listed = (EXAMPLES / "README.md").read_text()
     assert all(f"`{name}`" in listed for name in tested - {"README.md"})
+
+
+def test_the_gallery_shows_every_program_and_of_those_that_it_does_not_run_what_tests_expect():
+    shown = re.findall(r"```\{example\} (\S+)\n(.*?)```", (ROOT / "docs" / "gallery.md").read_text(), re.DOTALL)
+    assert {name for name, _ in shown} == {name for name, _ in PROGRAMS} | {"train.sh"}
+    for name, block in shown:
+        options, _, output = block.partition("\n\n")
+        assert bool(output) == (name in WITH_TORCH)
+        if output:
+            assert PROGRAMS[name, 2] in output
+            assert f":arguments: {' '.join(ARGUMENTS[name])}" in options
 
 
 def _environment() -> dict[str, str]:

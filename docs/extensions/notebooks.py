@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 BUILD = ROOT / "build"
 
 
-def _digest_of_library() -> str:
+def digest_of_library() -> str:
     """Return a digest of the package's source, which changes whenever a cell may print something else."""
     digest = hashlib.sha256()
     for path in sorted((ROOT / "sparseallreduce").rglob("*.py")):
@@ -24,7 +24,7 @@ def _digest_of_library() -> str:
 
 def _folder_of_outputs() -> str:
     """Return the folder with the kept outputs of cells; remove those of earlier states of the library."""
-    kept = BUILD / "notebooks" / _digest_of_library()
+    kept = BUILD / "notebooks" / digest_of_library()
     for other in kept.parent.glob("*"):
         if other != kept:
             shutil.rmtree(other)
@@ -52,7 +52,7 @@ def _configure(_app: Any, config: Any) -> None:
     config.nb_execution_cache_path = _folder_of_outputs()
     config.nb_execution_in_temp = True
     config.nb_execution_raise_on_error = True
-    config.nb_execution_timeout = 180
+    config.nb_execution_timeout = 600
     config.nb_merge_streams = True
 
 
