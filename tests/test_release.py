@@ -20,7 +20,7 @@ URLS = PROJECT["urls"]
 README = (ROOT / "README.md").read_text()
 LINK = re.compile(r"\]\(([^)\s]+)\)|<(https?:[^>\s]+)>")
 # Of the repository, but of no use without its host or its history.
-NOT_RELEASED = {".ci/run", ".gitignore", ".pre-commit-config.yaml"}
+NOT_RELEASED = {".ci/run", ".dockerignore", ".gitignore", ".pre-commit-config.yaml"}
 # Written by the build.
 ADDED = {"PKG-INFO", "setup.cfg"}
 # What builds, tests and editors leave behind.

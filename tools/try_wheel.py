@@ -87,7 +87,7 @@ class Trial:
     def run(self, words: list[str], shown: str = "") -> None:
         """Run a command, and print it with the end of its output."""
         print("$", shown or shlex.join(words), flush=True)
-        done = subprocess.run(words, cwd=self._folder, env=self._environment, capture_output=True, text=True, timeout=600, check=False)
+        done = subprocess.run(words, cwd=self._folder, env=self._environment, capture_output=True, text=True, timeout=1000, check=False)
         allowed = next((statuses for name, statuses in ALLOWED.items() if name in words), (0,))
         failed = done.returncode not in allowed
         self._failed += failed
