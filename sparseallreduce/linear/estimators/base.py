@@ -302,10 +302,7 @@ class LinearEstimator(StreamingEstimator):
         widths = [shape[1] for shape, *_ in ranks]
         if len(set(widths)) > 1:
             raise MismatchError(f"all ranks must pass as many features, but ranks 0 to {comm.size - 1} pass {', '.join(map(str, widths))}")
-        for name in own:
-            values = list(dict.fromkeys(parameters[name] for _, parameters, *_ in ranks))
-            if len(values) > 1 and not callable(own[name]):
-                raise MismatchError(f"all ranks must have the same parameters, but {name} is {' and '.join(values[:2])}")
+        _check_equal([parameters for _, parameters, *_ in ranks], [name for name, value in own.items() if not callable(value)])
         if len({calls for _, _, calls, *_ in ranks}) > 1:
             raise MismatchError("some ranks call fit, others partial_fit: call the same on all ranks")
         if len({continued for *_, continued, _ in ranks}) > 1:
@@ -314,6 +311,14 @@ class LinearEstimator(StreamingEstimator):
             raise _no_sample()
         if comm.rank == 0 and samples.rows.shape[0] > 1 and all(bits == digest for *_, bits in ranks):
             warn(f"all {comm.size} ranks pass the same samples, each of which counts {comm.size} times: {_SAME_ROWS}", UserWarning)
+
+
+def _check_equal(parameters: list[dict[str, str]], names: list[str]) -> None:
+    """Raise an error if the named parameters of all ranks, as text, are not equal."""
+    for name in names:
+        values = list(dict.fromkeys(each[name] for each in parameters))
+        if len(values) > 1:
+            raise MismatchError(f"all ranks must have the same parameters, but {name} is {' and '.join(values[:2])}")
 
 
 _SAME_ROWS = "pass different rows on each rank, for example those of shard(X, y) of sparseallreduce.linear"

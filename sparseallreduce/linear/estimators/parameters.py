@@ -261,17 +261,21 @@ class Parameterised(BaseEstimator):
         self._check_update()
         if self.learning_rate != "auto" and not (isinstance(self.learning_rate, int | float) and self.learning_rate > 0):
             raise ValueError(f"learning_rate must be 'auto' or a number above 0, not {self.learning_rate!r}")
-        if self.strategy is not None and self.strategy not in REPLICATED:
-            raise ValueError(f"strategy must be one of {', '.join(REPLICATED)}, not {self.strategy!r}")
-        if self.density is not None:
-            if self.strategy not in LOSSY:
-                raise ValueError(f"density is for the strategies {', '.join(LOSSY)}: leave it out, or use one of them")
-            if not (isinstance(self.density, int | float) and 0 < self.density <= 1):
-                raise ValueError(f"density must be above 0 and at most 1, not {self.density!r}")
+        self._check_strategy()
         if not 0 < self.validation_fraction < 1:
             raise ValueError(f"validation_fraction must be above 0 and below 1, not {self.validation_fraction!r}")
         if not callable(self.schedule) and self.schedule not in ("auto", PLATEAU, *SCHEDULES):
             raise ValueError(f"schedule must be a function or one of {', '.join((PLATEAU, *SCHEDULES, 'auto'))}, not {self.schedule!r}")
+
+    def _check_strategy(self) -> None:
+        if self.strategy is not None and self.strategy not in REPLICATED:
+            raise ValueError(f"strategy must be one of {', '.join(REPLICATED)}, not {self.strategy!r}")
+        if self.density is None:
+            return
+        if self.strategy not in LOSSY:
+            raise ValueError(f"density is for the strategies {', '.join(LOSSY)}: leave it out, or use one of them")
+        if not (isinstance(self.density, int | float) and 0 < self.density <= 1):
+            raise ValueError(f"density must be above 0 and at most 1, not {self.density!r}")
 
     def _check_update(self) -> None:
         if self.update not in ("auto", *UPDATES):

@@ -93,22 +93,9 @@ def train_in_rounds(estimator: Parameterised, model: LinearModel, dataset: Datas
         Seed of the order of visits, and of the samples held out.
     comm : communicator
     """
-    early = estimator.early_stopping
     asked: Any = _GAP if is_auto(estimator.tol) and estimator.solver != AUTO else estimator.tol
-    options = RoundOptions(
-        rounds=estimator.max_iter,
-        gap=None if is_auto(asked) else _LEAST_GAP if asked is None else asked,
-        seed=seed,
-        intercept=estimator.fit_intercept,
-        solver=NEWTON if estimator.solver_ == NEWTON else DUAL,
-        free_intercept=estimator.solver_ != COCOA,
-        scale_features=None if is_auto(estimator.scale_features) else bool(estimator.scale_features),
-        # An evaluation takes longer than a round, and the solver computes the loss when it tests for convergence.
-        evaluate_every=1 if early else 0,
-        validation=estimator.validation_fraction if early else 0.0,
-    )
-    stopping = None
-    if early and asked is not None:
+    options, stopping = _options(estimator, asked, seed), None
+    if estimator.early_stopping and asked is not None:
         patience: Any = _ROUNDS_WITHOUT_CHANGE if is_auto(estimator.n_iter_no_change) else estimator.n_iter_no_change
         stopping = EarlyStopping("validation_loss", patience)
     trainer = RoundTrainer(model, dataset, comm, estimator._factors.l2, options, stopping)
@@ -121,6 +108,22 @@ def train_in_rounds(estimator: Parameterised, model: LinearModel, dataset: Datas
         faster = {None: "", NEWTON: ", or use solver='newton'"}.get(trainer.faster, f", or use loss='{trainer.faster}'")
         warn(f"{gap}: raise max_iter or tol{faster}", ConvergenceWarning)
     return Rounds(trainer.weights().astype(dataset.values.dtype, copy=False), trainer.history)
+
+
+def _options(estimator: Parameterised, gap: Any, seed: int) -> RoundOptions:
+    early = estimator.early_stopping
+    return RoundOptions(
+        rounds=estimator.max_iter,
+        gap=None if is_auto(gap) else _LEAST_GAP if gap is None else gap,
+        seed=seed,
+        intercept=estimator.fit_intercept,
+        solver=NEWTON if estimator.solver_ == NEWTON else DUAL,
+        free_intercept=estimator.solver_ != COCOA,
+        scale_features=None if is_auto(estimator.scale_features) else bool(estimator.scale_features),
+        # An evaluation takes longer than a round, and the solver computes the loss when it tests for convergence.
+        evaluate_every=1 if early else 0,
+        validation=estimator.validation_fraction if early else 0.0,
+    )
 
 
 def _line(figures: Figures) -> str:

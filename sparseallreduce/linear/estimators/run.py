@@ -212,22 +212,15 @@ class TrainedEstimator(Parameterised):
         shape = (dataset.rows,) if model.columns is None else (dataset.rows, model.columns)
         constant = np.full(shape, self._constant(dataset, comm))
         tolerance = (chosen.tol or 0.0) * mean_of(model.loss(constant, dataset.labels), dataset, comm)
-        patience, stopping = self._patience(dataset, strategy), None
-        if chosen.tol is not None and self.early_stopping:
-            stopping = EarlyStopping("validation_loss", patience, tolerance)
-        elif chosen.tol is not None and call.passes > 1:
-            plateaus = _PLATEAUS if chosen.schedule == PLATEAU else 1
-            stopping = EarlyStopping("loss", plateaus * patience, tolerance)
+        patience = self._patience(dataset, strategy)
+        stopping = self._stopping(call.passes, patience, tolerance)
         schedule = agreed(comm, lambda: self._schedule(rate, call.steps, patience, tolerance))  # a schedule may be user code
         passed, state, rates = earlier or (0, {}, "")
         if isinstance(schedule, Reactive) and chosen.schedule != PLATEAU and state and rates == self._rates():
             schedule.restore(state)
         share = self.validation_fraction if self.early_stopping else 0.0
-        # Evaluating the samples after a call needs all weights, and only reactive schedules use the result. An evaluation costs nearly as
-        # much as a pass of adaptive steps, of which there are few.
-        silent = call.partial and (chosen.schedule == PLATEAU or not _goes_by_losses(schedule))
-        needless = silent or (chosen.update != "sgd" and not share)
-        options = Options(call.passes, chosen.batch_size, call.seed, before=passed, validation=share, evaluate_every=0 if needless else 1)
+        evaluate_every = int(self._evaluates(schedule, call.partial))
+        options = Options(call.passes, chosen.batch_size, call.seed, before=passed, validation=share, evaluate_every=evaluate_every)
         trainer = Trainer(model, strategy, schedule, options, stopping=stopping, rate_unit=unit)
         for epoch in trainer.run():
             if self.verbose and comm.rank == 0:
@@ -236,6 +229,26 @@ class TrainedEstimator(Parameterised):
             still = f"the loss still falls after max_iter = {call.passes} passes: raise max_iter or tol"
             warn(still, ConvergenceWarning)
         return trainer.history, schedule.state() if isinstance(schedule, Reactive) else {}
+
+    def _stopping(self, passes: int, patience: int, tolerance: float) -> EarlyStopping | None:
+        """Return when to stop before all passes are made, None for never."""
+        chosen = self._choices()
+        if chosen.tol is None or (passes == 1 and not self.early_stopping):
+            return None
+        if self.early_stopping:
+            return EarlyStopping("validation_loss", patience, tolerance)
+        return EarlyStopping("loss", patience * (_PLATEAUS if chosen.schedule == PLATEAU else 1), tolerance)
+
+    def _evaluates(self, schedule: Any, partial: bool) -> bool:
+        """Return True if the samples are evaluated after each pass.
+
+        An evaluation after a call needs all weights, and only reactive schedules use it. It costs nearly as much as a pass of adaptive
+        steps, of which there are few.
+        """
+        chosen = self._choices()
+        if partial and (chosen.schedule == PLATEAU or not _goes_by_losses(schedule)):
+            return False
+        return chosen.update == "sgd" or bool(self.early_stopping)
 
     def _take_up(self, before: Progress, strategy: Strategy, scales: Array, partial: bool) -> None:
         """Continue with the state of earlier weights."""

@@ -337,11 +337,7 @@ class StreamingEstimator(TrainedEstimator):
         if call.partial and isinstance(strategy, SparseStrategy):
             live = Live(strategy.weights, model, bool(self._is_scaled), strategy)
             live.passes, live.schedule, live.rates = passes, schedule, self._rates()
-            token = new_token(comm)
-            if call.numbers is not None:
-                call.numbers.settle()
-            live.commit(token)
-            self._show(live, call.numbers)
+            self._commit(live, call.numbers, comm)
             return epochs
         progress: Progress | None = None
         if call.partial:
@@ -352,6 +348,14 @@ class StreamingEstimator(TrainedEstimator):
         if progress is not None:  # the checksum detects weights that users replace or change, for which the progress is void
             self._progress = self._learned(), progress
         return epochs
+
+    def _commit(self, live: Live, numbers: FeatureNumbers | None, comm: Any) -> None:
+        """Make weights that further calls of ``partial_fit`` continue from the estimator's own; collective."""
+        token = new_token(comm)
+        if numbers is not None:
+            numbers.settle()
+        live.commit(token)
+        self._show(live, numbers)
 
     def _found(self, numbers: FeatureNumbers | None, features: int) -> FittedModel:
         """Return the present model, with weights by feature number."""

@@ -56,19 +56,12 @@ def choose(names: Sequence[str], reading: TableReading, source: object, unlabell
     """
     known = set(names)
     target = _target(names, reading, source, unlabelled)
-    encoding = reading.encoding
-    if encoding is not None:
-        features = tuple(column.name for column in encoding.columns)
-    elif reading.features is not None:
-        features = tuple(dict.fromkeys(name for name in reading.features if name not in reading.drop))
-    else:
-        features = tuple(dict.fromkeys(name for name in names if name != target and name not in reading.drop))
-    missing = [name for name in dict.fromkeys((*features, *reading.drop, *reading.categorical)) if name not in known]
-    if encoding is not None:
-        missing = [name for name in features if name not in known]
+    features = _features(names, reading, target)
+    named = features if reading.encoding is not None else dict.fromkeys((*features, *reading.drop, *reading.categorical))
+    missing = [name for name in named if name not in known]
     if missing:
         lacks = f"there is no column {listed(missing)}" if len(missing) == 1 else f"there are no columns {listed(missing)}"
-        why = "which the model was trained on, " if encoding is not None else ""
+        why = "which the model was trained on, " if reading.encoding is not None else ""
         raise DatasetError(f"{source}: {lacks}, {why}but {listed(names)}")
     if target is not None and target in features:
         raise DatasetError(f"{source}: the column {target!r} cannot be both the target and a feature")
@@ -80,6 +73,14 @@ def choose(names: Sequence[str], reading: TableReading, source: object, unlabell
         message = f"{source}: {counts[twice]} columns are called {twice!r}: rename them, or leave them out by {{option}}"
         raise naming_option(message, "drop", "--drop")
     return Chosen(features, target)
+
+
+def _features(names: Sequence[str], reading: TableReading, target: str | None) -> tuple[str, ...]:
+    """Return the names of the features, each once."""
+    if reading.encoding is not None:
+        return tuple(column.name for column in reading.encoding.columns)
+    offered = [name for name in names if name != target] if reading.features is None else reading.features
+    return tuple(dict.fromkeys(name for name in offered if name not in reading.drop))
 
 
 def _target(names: Sequence[str], reading: TableReading, source: object, unlabelled: bool) -> str | None:
