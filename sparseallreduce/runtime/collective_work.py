@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from sparseallreduce.algorithms import AUTO
 from sparseallreduce.algorithms.agreement import Intent, digest_of
 from sparseallreduce.algorithms.collectives.allgather import DISJOINT, RANGES
-from sparseallreduce.algorithms.collectives.call import CollectiveCall, Finish, collective_problem, run_collective
+from sparseallreduce.algorithms.collectives.call import CollectiveCall, Finish, collective_problem, entered, joined, run_collective
 from sparseallreduce.algorithms.steps import Schedule
-from sparseallreduce.runtime.predictions import collective_beginning
+from sparseallreduce.runtime.predictions import byte_limits, collective_beginning
+from sparseallreduce.runtime.shortcuts.base import Shortcut
+from sparseallreduce.runtime.shortcuts.sent import Sent
 from sparseallreduce.runtime.signature import Choice, Signature
 from sparseallreduce.runtime.work import OTHER, Work
 from sparseallreduce.streams.reduction import Reduction
-from sparseallreduce.streams.stream import SparseStream
-from sparseallreduce.streams.wire import Encoding
+from sparseallreduce.streams.stream import SparseStream, index_dtype
+from sparseallreduce.streams.wire import HEADER_BYTES, Encoding
 
 if TYPE_CHECKING:
     from sparseallreduce.runtime.channel import Channel
 
-__all__ = ["Gathering", "Reducing", "work_of"]
+__all__ = ["Gathering", "Reducing", "sent_limit", "work_of"]
 
 
 def work_of(made: CollectiveCall, intent: Intent, channel: Channel) -> Gathering | Reducing:
@@ -87,6 +90,9 @@ class Gathering(Work):
         self._intent, self.digest, self.encoding = intent, digest_of(intent.terms), made.call.encoding
         self.on_device = stream is not None and stream.on_device
         self.finish: Finish = made.finish(channel.rank, channel.ranks)
+        self._others_fit = True  # whether the streams of the other ranks are short enough for the shortcut, as far as is known
+        # A named algorithm takes no shortcut, and neither do GPU streams or values that every message quantises.
+        self._takes_shortcut = made.call.algorithm == AUTO and self.encoding.is_exact and not self.on_device
 
     def intent(self, stream: SparseStream | None) -> Intent:
         return self._intent._replace(entries=self.entries(stream))
@@ -97,8 +103,36 @@ class Gathering(Work):
     def takes_collectives(self) -> bool:
         return False
 
+    def choose(self, stream: SparseStream | None, level: int) -> Sequence[Shortcut]:
+        return (self._sent,) if self._takes_shortcut and self._others_fit else ()
+
     def schedule(self, stream: SparseStream | None, entries: Sequence[int], notes: Sequence[bytes] = ()) -> Schedule:
+        if self._made.collective.name != "bcast" and stream is not None:
+            entry = stream._stored[:1].nbytes + index_dtype(stream.size).itemsize
+            self._others_fit = HEADER_BYTES + max(entries) * entry <= sent_limit(self._channel)
         return _schedule(self._made, stream, entries, self._channel)
+
+    def sends_with_record(self, stream: SparseStream | None) -> bool:
+        """Return True if this rank's stream is short enough to be sent with its record, so that the shortcut is taken if all are."""
+        return self._takes_shortcut and self._sent.arm(0, stream) != 0
+
+    @cached_property
+    def _sent(self) -> Sent:
+        """The shortcut, once the channel is ready."""
+        made, channel = self._made, self._channel
+        reduction = Reduction(made.call.op, made.call.switch_density)
+        return Sent(
+            lambda stream: entered(made, stream, channel.rank, reduction),
+            lambda streams: joined(made, streams, reduction),
+            sent_limit(channel),
+            channel.rank,
+        )
+
+
+def sent_limit(channel: Channel) -> int:
+    """Return the largest message in bytes that is sent with the record of a rank: between hosts, one that MPI sends immediately."""
+    always, room, _ = byte_limits(channel.ranks, channel.shares_memory, 0)
+    return room if channel.shares_memory else always
 
 
 def _schedule(made: CollectiveCall, stream: Any, entries: Sequence[int], channel: Channel) -> Schedule:

@@ -8,6 +8,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Unpack
 
+from sparseallreduce.algorithms.agreement import Intent
 from sparseallreduce.algorithms.allreduce import Call, make_call
 from sparseallreduce.algorithms.choose import choose, problem_of
 from sparseallreduce.algorithms.choose import predicted_times as predicted_times_of_allreduce
@@ -18,7 +19,7 @@ from sparseallreduce.algorithms.collectives.cost import choose as choose_collect
 from sparseallreduce.algorithms.cost import Machine, Problem, copy_time, sent_bytes
 from sparseallreduce.algorithms.overlap import Overlap, estimated, sample_bytes, sample_of, share_records
 from sparseallreduce.algorithms.steps import Share, Step
-from sparseallreduce.runtime.communicators import channel_of, resolve, size_of
+from sparseallreduce.runtime.communicators import channel_of, over_mpi, resolve, size_of
 from sparseallreduce.runtime.launching import ErrorReporter, launch
 from sparseallreduce.runtime.options import OperationOptions
 from sparseallreduce.runtime.predictions import beginning_times, collective_beginning, expected_beginning, uneven_beginning
@@ -159,13 +160,19 @@ def _explained_collective(made: CollectiveCall, comm: Any, ranks: int) -> Genera
     channel = channel_of(comm)
     is_moved, machine = _only_moves(made.collective), call.machine or channel.machine or Machine()
     announced, is_sender = made.collective.entries(stream, channel.rank), name != "bcast" or channel.rank == made.collective.root
-    ours, shortcuts = ("", {}) if is_moved or stream.on_device else _shortcuts(made, channel, announced, machine)
+    ours, shortcuts = "", dict[str, float]()
+    if is_moved:
+        ours = "packed" if over_mpi().collective_work.Gathering(made, Intent((), announced), channel).sends_with_record(stream) else ""
+    elif not stream.on_device:
+        ours, shortcuts = _shortcuts(made, channel, announced, machine)
     known = (announced, stream.stored, stream.size, packed_bytes(stream)) if is_sender else (0, 0, 0, 0)
     records = yield from share_records(_OF_COLLECTIVE.pack(*known, ours.encode()[:16]), _OF_COLLECTIVE.size)
     rows = [_OF_COLLECTIVE.unpack(record) for record in records]
     entries, sizes, begins = [row[1] for row in rows], [row[2] for row in rows], {row[4].rstrip(b"\0").decode() for row in rows}
     problem = collective_problem(made, [row[0] for row in rows], channel.hosts)
     predicted = {**predicted_times(name, problem, machine), **(shortcuts if channel.rank == 0 else {})}
+    if is_moved and begins == {"packed"}:  # the handshake takes the latency
+        predicted["packed"] = max(0.0, min(predicted.values()) - (ranks - 1).bit_length() * machine.alpha)
     times: list[bytes] = yield Share(json.dumps(predicted).encode().ljust(_TIMES))
     predicted = json.loads(times[0])  # those of the shortcuts are by the stream of rank 0
     choice = _shortcut(begins) or choose_collective(name, problem, machine)

@@ -336,7 +336,9 @@ def begun(collective: Collective, stream: Any, comm: Any, op: Any, algorithm: An
 def _may_begin_at_once(collective: Collective, stream: Any, op: Any, algorithm: Any, options: Any) -> bool:
     """Return whether the arguments have types for which the work of an earlier call can be looked up."""
     name, root, bounds, join = collective
-    if name == "bcast" or options or type(stream) is not SparseStream or type(op) is not str or type(algorithm) is not str:
+    if options or type(op) is not str or type(algorithm) is not str:
+        return False
+    if type(stream) is not SparseStream and not (stream is None and name == "bcast"):
         return False
     return (root is None or type(root) is int) and (join is None or type(join) is str) and (bounds is None or type(bounds) is tuple)
 

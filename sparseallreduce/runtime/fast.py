@@ -44,7 +44,7 @@ def has_begun(channel: Channel) -> bool:
 
 
 def start(
-    stream: SparseStream, op: str, algorithm: str, channel: Channel, blocking: bool, fusion: Any = None, collective: Any = None
+    stream: SparseStream | None, op: str, algorithm: str, channel: Channel, blocking: bool, fusion: Any = None, collective: Any = None
 ) -> Operation | None:
     """Start an operation and return it, completed if ``blocking``. Return None if it cannot start yet.
 
@@ -69,13 +69,12 @@ def start(
                 locked.extend(map(channel.lock.acquire, _AT_ONCE))  # no interrupt can separate this call from storing its result
                 if not locked[0]:
                     return None
-            stored = stream._stored
-            like = (stream.size, stored.dtype, stored.shape[1:], type(stored)) if fusion is None else fusion
+            like = fusion  # None on all ranks but the root of a broadcast, which pass no stream
+            if fusion is None and stream is not None:
+                like = (stream.size, (stored := stream._stored).dtype, stored.shape[1:], type(stored))
             signature = channel.signatures.get(key := (like, op, term_of(algorithm), collective))
-            if signature is None:
-                signature = _signature_of(key, stream, op, algorithm, channel, fusion, collective)
-                if signature is None:
-                    return None
+            if signature is None and (signature := _signature_of(key, stream, op, algorithm, channel, fusion, collective)) is None:
+                return None
             handshake = slots[sequence % SLOTS] if slots else channel.handshake_of(sequence)
             if not handshake.is_free(sequence):
                 return None
@@ -107,7 +106,7 @@ def start(
 
 def _signature_of(
     key: tuple[Any, ...],
-    stream: SparseStream,
+    stream: SparseStream | None,
     op: str,
     algorithm: str,
     channel: Channel,
@@ -120,7 +119,7 @@ def _signature_of(
         call, intent = make_collective_call(collective, stream, op, algorithm, {}, channel.rank, channel.ranks)
     else:
         call, intent = make_call(stream, op, algorithm, {})
-    if call is not None and fusion is not None:
+    if call is not None and fusion is not None and stream is not None:
         intent = make_fused_call(fusion, stream, op, algorithm)[1]
     if intent.error is not None and not isinstance(intent.error, Exception):
         raise intent.error  # an interrupt, which a second attempt would lose

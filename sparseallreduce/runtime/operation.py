@@ -128,7 +128,7 @@ class Operation(Failing):
         self.flags = flags
         if handshake.carries_notes:
             handshake.note = work.note(stream) if flags != PACKED else b""
-        packed, entries = stream if flags == PACKED else None, work.entries(stream)
+        packed, entries = self.shortcut.payload(stream) if flags == PACKED else None, work.entries(stream)  # type: ignore[union-attr,arg-type]
         usable = channel.collectives.usable and not channel.late.unshared
         length = handshake.publish(sequence, usable, flags, work.digest, entries, packed, work.error is None)
         if self.traces:

@@ -18,7 +18,7 @@ from sparseallreduce.streams.dtypes import HALVES
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 
-__all__ = ["ALIGNMENT", "Layout", "Rows", "aligned", "pack", "pack_into", "packed_bytes", "put"]
+__all__ = ["ALIGNMENT", "Layout", "Payload", "Rows", "aligned", "pack", "pack_into", "packed_bytes", "put"]
 
 ALIGNMENT = 16  # bytes, of the longest index or value
 # Arrays of at least this many bytes are written past the caches, since the beginning of a longer one has left them before another rank
@@ -26,6 +26,9 @@ ALIGNMENT = 16  # bytes, of the longest index or value
 _LARGE = 3 << 19
 _NOT_CAST = "cV"  # complex numbers and bfloat16, which memoryview cannot cast to bytes
 _SAMPLES = 4  # sampled entries that show whether a sum of short streams may stay sparse
+
+
+Payload = SparseStream | NDArray[np.uint8] | None  # what is sent with a record
 
 
 class Layout(NamedTuple):
@@ -124,6 +127,10 @@ class Rows:
         dense.flags.writeable = False
         return SparseStream._dense_form(dense, layout.size, density=density)
 
+    def payloads(self, lengths: Sequence[int]) -> list[NDArray[np.uint8]]:
+        """Return the bytes of each row, without a copy, given the number of bytes in each."""
+        return [row[self.start : self.start + length] for row, length in zip(self.bytes, lengths, strict=True)]
+
     def _view(self, dtype: np.dtype[Any]) -> NDArray[Any]:
         view = self._views.get(dtype)
         if view is None:
@@ -142,21 +149,25 @@ class Rows:
         return reduction.densify(stream) if count > layout.limit else stream
 
 
-def pack(stream: SparseStream) -> bytes:
-    """Return the packed stream: its values followed, unless it is dense, by its indices.
+def pack(stream: Payload) -> bytes:
+    """Return the packed stream: its values followed, unless it is dense, by its indices. Bytes are returned as they are.
 
     Examples
     --------
     >>> len(pack(SparseStream([3, 5], [1.0, 2.0], 100)))
     24
     """
+    if not isinstance(stream, SparseStream):
+        return b"" if stream is None else stream.tobytes()
     packed = bytearray(packed_bytes(stream))
     pack_into(stream, memoryview(packed))
     return bytes(packed)
 
 
-def pack_into(stream: SparseStream, place: memoryview) -> int:
-    """Pack a stream into a buffer, and return the number of bytes used."""
+def pack_into(stream: Payload, place: memoryview) -> int:
+    """Pack a stream into a buffer, or copy bytes there, and return the number of bytes used."""
+    if not isinstance(stream, SparseStream):
+        return 0 if stream is None else put(stream, place, 0)
     if stream._array is not None:
         return put(stream._array, place, 0)
     indices, values = stream._entries()

@@ -69,6 +69,36 @@ def case_every_rank_gets_the_stream_of_the_root(comm, algorithm, blocking):
         assert bits(result) == bits(stream)
 
 
+@on_ranks(2, 3, 5)
+@each(blocking=[True, False])
+def case_streams_sent_with_the_records_are_the_same_as_by_messages(comm, blocking):
+    """A rank whose stream is too long for its record makes all of them send messages, and only as long as it is."""
+    rng, last = np.random.default_rng(comm.rank), comm.size - 1
+    for number, (entries, of_last) in enumerate([(3, 3), (3, 300_000), (3, 300_000), (0, 3), (3, 3), (40_000, 40_000), (2, 0)]):
+        for dtype, shape in (("float64", ()), ("float16", ()), ("complex128", (2,))):
+            count, size = of_last if comm.rank == last else entries, 400_000 + number
+            indices = np.sort(rng.choice(size, count, replace=False))
+            mine = sar.SparseStream(indices, np.arange(1, count * max(1, *shape, 1) + 1).reshape(count, *shape).astype(dtype), size)
+            mine = mine if number % 2 else sar.SparseStream(indices, mine.values, size + comm.rank)
+            given = mine if comm.rank == last else None
+            pairs = [
+                (call(blocking, "bcast", given, comm, last), sar.bcast(given, comm, last, "tree")),
+                (call(blocking, "allgather", mine, comm), sar.allgather(mine, comm, algorithm="doubling")),
+            ]
+            for sent, by_messages in pairs:
+                assert bits(sent) == bits(by_messages) and not np.shares_memory(sent.values, mine.values)
+
+
+@on_ranks(2, 3, 5)
+def case_dense_streams_with_absent_entries_are_sent_with_the_records(comm):
+    vector = np.array([0.0, -0.0, 3.0, np.nan])
+    dense = sar.SparseStream.from_dense(vector)
+    assert sar.explain(dense, comm, collective="bcast").choice == sar.explain(dense, comm, collective="allgather").choice == "packed"
+    for _ in range(2):
+        assert bits(sar.bcast(dense if comm.rank == 0 else None, comm)) == bits(sar.bcast(dense, comm, algorithm="tree"))
+        assert bits(sar.allgather(dense, comm)) == bits(sar.allgather(dense, comm, algorithm="ring"))
+
+
 def case_what_is_scattered_and_gathered_is_the_allreduce(comm):
     stream = Inputs(comm.size, 999, "int64", entries=99).stream(comm.rank)
     assert sar.allgather(sar.reduce_scatter(stream, comm), comm) == sar.allreduce(stream, comm)

@@ -122,7 +122,7 @@ def case_a_rank_that_is_late_with_its_part_is_waited_for(comm, method):
 @each(method=["write", "sum_into"])
 def case_failure_in_a_dense_sum_in_shared_memory_leaves_nobody_waiting(comm, method):
     _, culprit = needs_two(comm, 5000)
-    with duplicate(comm) as ours:
+    with duplicate(comm) as ours, mock.patch.object(predictions, "_fastest", return_value="dense"):
         stream = Inputs(comm.size, 5000, "float32", entries=5000).dense_form(comm.rank)
         with failing(VectorSum, method, MemoryError("no room for a sum"), comm.rank == culprit) as struck:
             outcome = outcome_of_blocking(stream, ours)

@@ -160,7 +160,7 @@ class Player:
         mine, last = self.stream(key, size, share), self.ranks - 1
         stream = mine if name != "bcast" or self.number == last else None
         call = getattr(self.sar, name if blocking else "i" + name)
-        options |= {"root": last} if name in ("reduce", "bcast") else {"join": "sum"} if name == "allgather" else {}
+        options |= {"root": last} if name in ("reduce", "bcast") else {}
         try:
             result = self.begin(lambda: call(stream, self.comm, **options))
             result = result if blocking else result.wait()
@@ -175,7 +175,8 @@ class Player:
         elif name == "reduce_scatter":
             right = np.array_equal(result.to_dense(), whole[size * self.number // self.ranks : size * (self.number + 1) // self.ranks])
         elif name == "allgather":
-            right = np.array_equal(result.to_dense(), whole)
+            streams = (_stream(key, rank, size, share) for rank in range(self.ranks))
+            right = np.array_equal(result.to_dense(), np.concatenate([each.to_dense() for each in streams]))
         else:
             right = np.array_equal(result.to_dense(), _stream(key, last, size, share).to_dense())
         self.outcomes[key] = Outcome("result", right=right)

@@ -15,7 +15,7 @@ from sparseallreduce.streams.partition import concatenate
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 
-__all__ = ["DISJOINT", "RANGES", "allgather_doubling", "allgather_ring"]
+__all__ = ["DISJOINT", "RANGES", "allgather_doubling", "allgather_ring", "join_streams"]
 
 RANGES, DISJOINT = "ranges", "disjoint"  # how streams are joined without an operator
 
@@ -25,7 +25,7 @@ def allgather_doubling(stream: SparseStream, rank: int, ranks: int, reduction: R
 
     Latency log2(P) alpha and bandwidth (P - 1) k beta, both optimal.
     """
-    return _joined((yield from gather_parts(stream, rank, ranks)), reduction, join)  # type: ignore[no-any-return]
+    return join_streams((yield from gather_parts(stream, rank, ranks)), reduction, join)  # type: ignore[no-any-return]
 
 
 def allgather_ring(stream: SparseStream, rank: int, ranks: int, reduction: Reduction, *, join: str) -> Schedule:
@@ -38,11 +38,11 @@ def allgather_ring(stream: SparseStream, rank: int, ranks: int, reduction: Reduc
     for hop in range(1, ranks):
         stream = yield Shift((rank + 1) % ranks, stream, (rank - 1) % ranks)
         streams[(rank - hop) % ranks] = stream
-    return _joined([streams[number] for number in range(ranks)], reduction, join)  # type: ignore[no-any-return]
+    return join_streams([streams[number] for number in range(ranks)], reduction, join)  # type: ignore[no-any-return]
 
 
-def _joined(streams: Sequence[SparseStream], reduction: Reduction, join: str) -> Any:
-    """Return the joined stream, or the error that all ranks raise."""
+def join_streams(streams: Sequence[SparseStream], reduction: Reduction, join: str) -> Any:
+    """Return the joined streams of all ranks, or the error that all ranks raise."""
     if join == RANGES:
         return _behind_each_other(streams, reduction)
     clash = _clash(streams) if join == DISJOINT else None

@@ -15,7 +15,7 @@ from sparseallreduce.algorithms.allreduce import Call, arguments_of, checked, me
 from sparseallreduce.algorithms.boundaries import Figures
 from sparseallreduce.algorithms.choose import problem_of, rounded
 from sparseallreduce.algorithms.collectives import COLLECTIVES
-from sparseallreduce.algorithms.collectives.allgather import DISJOINT, RANGES
+from sparseallreduce.algorithms.collectives.allgather import DISJOINT, RANGES, join_streams
 from sparseallreduce.algorithms.collectives.cost import choose
 from sparseallreduce.algorithms.cost import Machine, Problem
 from sparseallreduce.algorithms.staging import staged
@@ -257,6 +257,19 @@ def run_collective(
         return result  # None, or an error
     result = decoded(result)
     return reduction.leave(result.copy() if result.overlaps(call.stream) else result)
+
+
+def entered(made: CollectiveCall, stream: Any, rank: int, reduction: Reduction) -> SparseStream | None:
+    """Return the stream that a rank sends in an allgather or a broadcast; None if it sends none."""
+    if made.collective.name == "bcast":
+        return _as_sent(stream, reduction) if rank == made.collective.root else None
+    return reduction.enter(stream)
+
+
+def joined(made: CollectiveCall, streams: Sequence[SparseStream], reduction: Reduction) -> Any:
+    """Return the result of an allgather or a broadcast, to be passed through :class:`Finish`, given the streams that ranks send."""
+    result = streams[0] if made.collective.name == "bcast" else join_streams(streams, reduction, made.collective.join)
+    return reduction.leave(decoded(result)) if isinstance(result, SparseStream) else result
 
 
 def _as_sent(stream: Any, reduction: Reduction) -> Any:

@@ -10,6 +10,9 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sparseallreduce.streams import packed
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
@@ -46,9 +49,9 @@ class Handshake(ABC):
 
     @abstractmethod
     def publish(
-        self, sequence: int, usable: bool, flags: int, digest: int, entries: int, stream: SparseStream | None = None, valid: bool = True
+        self, sequence: int, usable: bool, flags: int, digest: int, entries: int, payload: packed.Payload = None, valid: bool = True
     ) -> int:
-        """Publish this rank's record, followed by the packed stream if there is one; return the size of the packed stream in bytes.
+        """Publish this rank's record, followed by a packed stream or other bytes if any; return the size of these in bytes.
 
         If it raises before the record is sent, the record is not published.
         """
@@ -76,6 +79,10 @@ class Handshake(ABC):
     @abstractmethod
     def lengths(self) -> list[int]:
         """Return the size in bytes of each rank's packed stream, after an agreement."""
+
+    @abstractmethod
+    def payloads(self) -> list[NDArray[np.uint8]]:
+        """Return what each rank has sent with its record, after an agreement: views that are valid until :meth:`release`."""
 
     @abstractmethod
     def reduced(self, layout: packed.Layout, reduction: Reduction) -> SparseStream:

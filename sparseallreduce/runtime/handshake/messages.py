@@ -6,7 +6,9 @@ import os
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+import numpy as np
 from mpi4py import MPI
+from numpy.typing import NDArray
 
 from sparseallreduce.errors import WaitTimeoutError
 from sparseallreduce.runtime import collectives
@@ -54,15 +56,15 @@ class MessageHandshake(Handshake):
         return True
 
     def publish(
-        self, sequence: int, usable: bool, flags: int, digest: int, entries: int, stream: SparseStream | None = None, valid: bool = True
+        self, sequence: int, usable: bool, flags: int, digest: int, entries: int, payload: packed.Payload = None, valid: bool = True
     ) -> int:
-        payload = self.note if stream is None else packed.pack(stream)
-        ours = RECORD.pack(usable, len(payload), valid, flags, digest, entries) + payload
+        octets = self.note if payload is None else packed.pack(payload)
+        ours = RECORD.pack(usable, len(octets), valid, flags, digest, entries) + octets
         self._ours = ours if self._channel.ranks <= collectives.DIRECT_RANKS else ours.ljust(self._rows.bytes.shape[1], b"\0")
         self._requests = []
         self._sequence = sequence
         self.complete(sequence)
-        return len(payload)
+        return len(octets)
 
     def has_published(self, sequence: int) -> bool:
         return self._sequence == sequence
@@ -129,6 +131,9 @@ class MessageHandshake(Handshake):
     def notes(self) -> list[bytes]:
         each = zip(self._places, self._lengths, self._flags, strict=True)
         return [b"" if flags & PACKED else bytes(place[RECORD.size : RECORD.size + length]) for place, length, flags in each]
+
+    def payloads(self) -> list[NDArray[np.uint8]]:
+        return self._rows.payloads(self._lengths)
 
     def reduced(self, layout: packed.Layout, reduction: Reduction) -> SparseStream:
         return reduction.same_nans(self._rows.reduced(self._entries, self._lengths, layout, reduction))  # NaNs of hosts may differ

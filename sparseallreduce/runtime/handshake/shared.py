@@ -94,9 +94,9 @@ class SharedHandshake(Handshake):
         return before < self.first or bool(self._all_reached(self._words, _RELEASED, self._step, self._ranks, before, 1, 0))
 
     def publish(
-        self, sequence: int, usable: bool, flags: int, digest: int, entries: int, stream: SparseStream | None = None, valid: bool = True
+        self, sequence: int, usable: bool, flags: int, digest: int, entries: int, payload: packed.Payload = None, valid: bool = True
     ) -> int:
-        length = 0 if stream is None else packed.pack_into(stream, self._payload)
+        length = 0 if payload is None else packed.pack_into(payload, self._payload)
         self._publish(self._words, self._ours, sequence, usable, length, valid, flags, digest, entries)
         return length
 
@@ -112,6 +112,9 @@ class SharedHandshake(Handshake):
 
     def lengths(self) -> list[int]:
         return self._lengths.tolist()
+
+    def payloads(self) -> list[NDArray[np.uint8]]:
+        return self._rows.payloads(self.lengths())
 
     def reduced(self, layout: packed.Layout, reduction: Reduction) -> SparseStream:
         if not layout.plain:

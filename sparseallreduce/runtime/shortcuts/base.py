@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sparseallreduce.streams.stream import SparseStream
 
@@ -32,6 +32,10 @@ class Shortcut(ABC):
 
         Return 0 if the shortcut is in use or there is no memory for it.
         """
+
+    def payload(self, stream: SparseStream) -> Any:
+        """Return what to send with the record of a stream that :meth:`arm` has returned PACKED for: the stream, bytes, or None."""
+        return stream
 
     @abstractmethod
     def commit(self, sequence: int, flags: int, handshake: Handshake) -> SparseStream | None:

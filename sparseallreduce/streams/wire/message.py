@@ -35,8 +35,8 @@ def encode(streams: Sequence[SparseStream]) -> Bytes:
     return np.concatenate([envelope, *parts])
 
 
-def decode(message: Bytes) -> list[SparseStream]:
-    """Return the streams of a whole message as views of its bytes.
+def decode(message: Bytes, copy: bool = False) -> list[SparseStream]:
+    """Return the streams of a whole message as views of its bytes, or with ``copy`` as streams that own their arrays.
 
     Raises
     ------
@@ -49,9 +49,10 @@ def decode(message: Bytes) -> list[SparseStream]:
         raise WireError(f"a message announces {sum(lengths)} bytes of payload, but {len(message) - at} follow: it was truncated or altered")
     parts = []
     for length in lengths:
-        parts.append(message[at : at + length])
+        part = message[at : at + length]
+        parts.append(part.copy() if copy else part)
         at += length
-    return join(headers, parts, owned=False)
+    return join(headers, parts, owned=copy)
 
 
 def enclose(streams: Sequence[SparseStream]) -> tuple[Bytes, list[Bytes]]:
