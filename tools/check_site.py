@@ -88,7 +88,7 @@ def looked_at(page: Page, path: Path, axe: str, pictures: Path | None) -> tuple[
             page.emulate_media(color_scheme=scheme)
             faults += [(way, fault) for fault in _faults_of(page, None if scheme == SCHEMES[0] else ["color-contrast"])]
             if pictures is not None:
-                page.screenshot(path=pictures / f"{path.stem}-{width}-{scheme}.png")
+                page.screenshot(path=pictures / f"{path.parent.name}-{path.stem}-{width}-{scheme}.png")
         if not opened.ids:
             found = page.evaluate(LINKS)
             opened = Opened(frozenset(found["ids"]), tuple(found["links"]))
