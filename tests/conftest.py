@@ -5,6 +5,7 @@ tries a hundred times as many. With CI set, the examples are the same in every r
 """
 
 import atexit
+import gc
 import os
 import shutil
 import tempfile
@@ -68,6 +69,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         later = [item for item in items if item.get_closest_marker("release")]
         config.hook.pytest_deselected(items=later)
         items[:] = [item for item in items if not item.get_closest_marker("release")]
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Let collections of garbage pass over what was imported and collected, which takes each of them more than a second."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -114,8 +114,8 @@ def random_streams(entries, size, ranks):
     return [SparseStream(np.sort(rng.choice(size, entries, replace=False)), np.ones(entries, np.float32), size) for _ in range(ranks)]
 
 
-@pytest.mark.parametrize("latency", [1e-7, 1e-5, 1e-3])
-@pytest.mark.parametrize("ranks", [2, 5, 8, 32])
+@pytest.mark.parametrize("latency", [1e-7, pytest.param(1e-5, marks=pytest.mark.release), 1e-3])
+@pytest.mark.parametrize("ranks", [2, 5, pytest.param(8, marks=pytest.mark.release), 32])
 @pytest.mark.parametrize("entries", [1, 100, 3000, 30000])
 def test_the_choice_is_nearly_the_fastest_in_the_simulator(entries, ranks, latency):
     streams, network = random_streams(entries, 2**16, ranks), Network(latency, 1e9)

@@ -127,7 +127,7 @@ def drawn(streams, algorithm, codec, seeds):
 
 @pytest.mark.parametrize("codec, algorithm", [("qsgd8", "ssar_recursive_doubling"), ("qsgd4", "ssar_split_allgather")])
 def test_the_mean_over_many_seeds_is_the_sum(codec, algorithm):
-    seeds = 10_000
+    seeds = examples(10_000)
     rng = np.random.default_rng(0)
     streams = [sar.SparseStream.from_dense(rng.standard_normal(12)) for _ in range(3)]
     exact = sum(stream.to_dense() for stream in streams)

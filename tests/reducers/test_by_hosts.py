@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from lossy import RANKS, Vectors, top, vectors
 from oracle import bits
 from strategies import deliveries
+from thoroughness import examples
 
 import sparseallreduce as sar
 from sparseallreduce.optim import HiTopKSGD, simulated_step
@@ -71,7 +72,7 @@ def test_error_feedback_loses_nothing_over_hundreds_of_steps(name, hosts):
     case = Vectors(6, 60, 6, "float64", seed=3)
     feedbacks = [sar.ErrorFeedback(reducer, np.float64) for reducer in case.reducers(REDUCERS[name])]
     gradients, updates = np.zeros((2, case.size))
-    for step in range(300):
+    for step in range(examples(300)):
         given = case.step(step)
         gradients += np.sum(given, axis=0)
         updates += 6 * sar.simulate(given, feedbacks, sar.Network(hosts=hosts)).outputs[0].to_dense()
@@ -151,7 +152,9 @@ def test_on_one_rank_it_is_the_top_k():
     assert update.indices.tolist() == [1, 4]
 
 
-@pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"momentum": 0.9, "momentum_correction": True}])
+@pytest.mark.parametrize(
+    "options", [pytest.param({}, marks=pytest.mark.release), {"momentum": 0.9}, {"momentum": 0.9, "momentum_correction": True}]
+)
 def test_an_optimiser_descends_by_it(options):
     weights = [np.full(40, 5.0) for _ in range(4)]
     optimizers = [HiTopKSGD(own, learning_rate=0.01, density=0.1, comm=sar.SERIAL, **options) for own in weights]

@@ -3,12 +3,13 @@
 import random
 
 import pytest
+import thoroughness
 
 from world.faults import faults_of, played, scenarios
 
 FAULTS = 4  # of each scenario
 ALL = {scenario.name: scenario for scenario in scenarios()}
-NAMES = sorted(ALL)[::4]
+NAMES = sorted(ALL)[:: 4 if thoroughness.ALL else 8]
 TWICE = ["P=3 packed blocking", "P=3 sparse shared waited", "P=3 several dense in flight", "P=3 first, blocking", "P=2 first, waited"]
 
 

@@ -6,12 +6,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from thoroughness import examples
 
 import sparseallreduce as sar
 from world import interrupts
 from world.faults import faults_of, played, scenarios
 
-FAULTS = 25  # of each scenario
+FAULTS = examples(25)  # of each scenario
 ALL = {scenario.name: scenario for scenario in scenarios()}
 NAMES = (
     "P=2 packed waited",

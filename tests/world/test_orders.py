@@ -1,12 +1,13 @@
 """Operations in a row are right in every order in which ranks may run: here with one preemption, in `bench/interleavings.py` with more."""
 
 import pytest
+from thoroughness import examples
 
 from world.orders import Explorer, programs
 
 PROGRAMS = {program.name: program for program in programs()}
 TRIED = [name for name in PROGRAMS if "skewed" not in name or name.startswith("P=2")]  # of skewed sets the quickest
-MOST = 120  # orders of each program
+MOST = examples(120)  # orders of each program
 
 
 @pytest.mark.parametrize("name", TRIED)
@@ -14,7 +15,7 @@ def test_every_order_gives_the_same_right_sums(name):
     wrong = []
     with Explorer(PROGRAMS[name]) as explorer:
         explorer.explore(1, lambda *found: wrong.append(found), MOST)
-        explorer.wander(range(30), lambda *found: wrong.append(found))
+        explorer.wander(range(examples(30)), lambda *found: wrong.append(found))
     assert not wrong
 
 
