@@ -90,6 +90,18 @@ def test_what_is_cached_is_not_read_from_the_store_again(tmp_path):
         assert found == (pytest.approx(waits) if "naive" in name or "cold" in name else 0), name
 
 
+def test_local_steps_are_trained_beside_dense_ones_and_not_repeated(tmp_path):
+    options = ("--ways", "dense:1,sparseloco:2", "--seeds", 0, "--steps", 8, "--pieces", 1, "--width", 4, "--warmup", 4)
+    options += ("--records", tmp_path / "records.jsonl")
+    lines = [line for line in run("local", *options).splitlines() if line.startswith(("| dense", "| sparseloco 0.02, warmup 4"))]
+    assert len(lines) == 2 and "+0.00 %" in lines[0]
+    records = (tmp_path / "records.jsonl").read_text()
+    dense, local = map(json.loads, records.splitlines())
+    assert dense["curve"][1] == local["curve"][1] and dense["curve"][3] != local["curve"][3]  # after the warm-up, and at the end
+    run("local", *options)
+    assert (tmp_path / "records.jsonl").read_text() == records
+
+
 @pytest.mark.mpi
 def test_trainings_are_recorded_and_not_repeated(tmp_path):
     records = tmp_path / "records.jsonl"
