@@ -83,7 +83,7 @@ class LocalProblem:
         self._norms = np.empty(dataset.rows)
         values = self._values = dataset.values[begin:end]
         indptr, frame = read_only(dataset.indptr - begin), np.empty(0)
-        self.has_ones = bool((values == 1).all())
+        self.has_ones: bool = bool((values == 1).all())
         self._rows = indptr, read_only(numbering.indices), values[:0] if self.has_ones else values, frame, dataset.labels
         kernels.squared_norms(*self._rows[:4], float(intercept), self._norms)
         self.frame: Frame | None = None

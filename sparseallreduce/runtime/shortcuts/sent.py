@@ -30,6 +30,8 @@ class Sent(Shortcut):
     """
 
     __slots__ = ("_entered", "_joined", "_lengths", "_limit", "_message", "_rank")
+    flag: int
+    spins: int
 
     flag, spins = PACKED, 1
 
