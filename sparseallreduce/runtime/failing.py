@@ -97,9 +97,6 @@ class Failing:
     ended: bool = False  # whether the shortcut or schedule has ended
     done: bool = False  # whether it has ended and its messages are sent
 
-    def __init__(self, channel: AnyChannel, work: Work, sequence: int) -> None:
-        self.channel, self.work, self.sequence = channel, work, sequence
-
     @property
     def tag(self) -> int:
         return self.channel.tag(self.sequence)

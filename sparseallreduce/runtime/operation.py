@@ -87,7 +87,8 @@ class Operation(Failing):
 
     Parameters
     ----------
-    channel, work : Channel, Work
+    channel : Channel
+    work : Work
     stream : SparseStream or None
         This rank's stream.
     sequence : int
@@ -96,6 +97,11 @@ class Operation(Failing):
         The shortcuts that it may take: one of the levels of :mod:`~sparseallreduce.runtime.work`.
     """
 
+    channel: AnyChannel  # repeated from the base class, so that type checkers know the types of what __init__ sets
+    work: Work
+    stream: SparseStream | None
+    sequence: int
+    level: int
     traces = traces
     uses_collectives: bool = True  # whether collectives of MPI may be used
     advancing: bool = False
@@ -104,9 +110,7 @@ class Operation(Failing):
     explaining: float = 0.0  # time until which disagreeing ranks wait for each other's texts, even if one fails
 
     def __init__(self, channel: AnyChannel, work: Work, stream: SparseStream | None, sequence: int, level: int = OTHER) -> None:
-        super().__init__(channel, work, sequence)
-        self.stream = stream
-        self.level: int = level
+        self.channel, self.work, self.stream, self.sequence, self.level = channel, work, stream, sequence, level
 
     # The transitions from state to state. Callers pass every exception that these raise to `fail`.
 
