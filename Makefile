@@ -41,7 +41,7 @@ help:
 	@echo "make figures       draw those of the papers' figures that build/figures does not have, as make docs does; with SMALL= at the papers'"
 	@echo "                   sizes instead of previews, which takes half an hour"
 	@echo "make test-site     open every page of the site in headless Chromium, which has to be installed, wide and narrow, light and dark: links,"
-	@echo "                   overflow, console errors and accessibility. Needs npm, and is no part of make test (PAGES=\"index.html\" for some)"
+	@echo "                   overflow, console errors and accessibility. Needs npm, and is not part of make test (PAGES=\"index.html\" for some)"
 	@echo "make lint          run ruff, codespell, mypy, pyright (are all public types known?), and numpydoc on public docstrings"
 	@echo "make bench         measure all algorithms at N = 2**24, into bench/results (MPI=openmpi for Open MPI)"
 	@echo "make bench-gpu     measure kernels, copies and sums on a GPU (ARGUMENTS=\"--power 24\" goes to the program)"

@@ -1,9 +1,10 @@
-"""Bytes of reduce, reduce_scatter, allgather and bcast in the simulator, beside what their cards in docs/algorithms.md say.
+"""Compare the bytes of reduce, reduce_scatter, allgather and bcast in the simulator with the formulas of their cards.
 
     python bench/collective_volumes.py [--most 256]
 
-Counted are the bytes into the rank that receives most, and of a broadcast those out of its root, without headers. Uniform sets are held to
-2 % of the expectation, or 2 % above it where a rank has more or fewer entries than the mean; the others to the bounds themselves.
+The cards are those of docs/algorithms.md. Bytes are counted without headers: those that the root of a reduce receives and the root of a
+broadcast sends, and otherwise those that the busiest rank receives. Of uniform sets, whose parts differ by chance, those of the mean rank
+are counted instead. Counts may differ from the formulas by 2 %.
 """
 
 from __future__ import annotations
@@ -53,10 +54,10 @@ def main() -> None:
                     if collective == "bcast":
                         counted = int((out.bytes_sent - out.header_bytes)[0])
                     else:
-                        headers = out.bytes_received * 0 + HEADER_BYTES * _streams_received(collective, algorithm, ranks)
-                        counted = int((out.bytes_received - headers).max())
+                        received = out.bytes_received - HEADER_BYTES * _streams_received(collective, algorithm, ranks)
+                        counted = int(received.mean() if sets == "uniform" and collective != "reduce" else received.max())
                     card = bound(collective, algorithm, sets, ranks)
-                    right = 0.98 <= counted / card <= 1.1 if sets == "uniform" else abs(counted / card - 1) <= 0.02
+                    right = abs(counted / card - 1) <= 0.02
                     failed += not right
                     line = f"{collective:<15} {algorithm:<10} {sets:<13} {ranks:6} {counted:12,} {card:12,.0f} {counted / card:7.3f}"
                     print(line + ("" if right else "  NOT AS ON THE CARD"), flush=True)
