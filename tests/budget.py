@@ -91,10 +91,10 @@ def processors() -> float:
 
 def added_up(*seconds: Counter[str]) -> list[Counter[str]]:
     """With those of the runs before, in a `make test`."""
-    file = Path(os.environ.get(TOGETHER, os.devnull))
+    file = Path(os.environ.get(TOGETHER) or os.devnull)
     before = json.loads(file.read_text() or "[]") if file.exists() else []
     both = [now + Counter(earlier) for now, earlier in zip(seconds, before or [{}] * len(seconds), strict=True)]
-    if TOGETHER in os.environ:
+    if os.environ.get(TOGETHER):
         file.parent.mkdir(exist_ok=True)
         file.write_text(json.dumps(both))
     return both
