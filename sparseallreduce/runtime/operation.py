@@ -87,8 +87,7 @@ class Operation(Failing):
 
     Parameters
     ----------
-    channel : Channel
-    work : Work
+    channel, work : Channel, Work
     stream : SparseStream or None
         This rank's stream.
     sequence : int
@@ -99,7 +98,6 @@ class Operation(Failing):
 
     channel: AnyChannel  # repeated from the base class, so that type checkers know the types of what __init__ sets
     work: Work
-    stream: SparseStream | None
     sequence: int
     level: int
     traces = traces
@@ -117,9 +115,7 @@ class Operation(Failing):
     def begin(self, handshake: Handshake) -> None:
         """Arm a shortcut and publish this rank's record. Whatever can fail is done before the record is published."""
         channel, work, sequence, stream, flags = self.channel, self.work, self.sequence, self.stream, 0
-        self.handshake = handshake
-        channel.begun = sequence
-        self.begun = True
+        self.handshake, channel.begun, self.begun = handshake, sequence, True
         if work.error is not None and not isinstance(work.error, Exception):
             raise work.error  # an interrupt does not wait for other ranks
         for shortcut in work.choose(stream, self.level):
