@@ -292,7 +292,7 @@ def until_raised(found):
 
 # What may fail while samples are gathered, and on which rank.
 STRUCK = {
-    "ascend": (LocalProblem, 0),
+    "ascend_until": (LocalProblem, 0),
     "certify": (LocalProblem, -1),
     "_taken": (Gathered, -1),
     "_take_in": (Gathered, 0),
