@@ -153,7 +153,7 @@ def _time_dense(times: _Times, rank: int, ranks: int) -> Generator[Step, Any, No
 def _machine(times: _Times, ranks: int, sharing: float, faster_blocking: bool, pieces: bool, has_neighbours: bool) -> Machine:
     """Return this rank's constants, given its times."""
     volume = 2 * (ranks - 1) / ranks * _SIZE * 4
-    small, large = (_evenly(entries, _SIZE).nbytes for entries in (_SMALL, _LARGE))
+    small, large = 8 * _SMALL, 8 * _LARGE  # bytes
     beta, near = (max(times[long] - times[short], 0.0) / (large - small) for long, short in _PAIRS)
     if sharing > 1 or pieces:
         # With P = 3 on 2 cores the fastest megabyte took 0.01 to 0.1 ns a byte, by one rank while no other wanted its core, and with

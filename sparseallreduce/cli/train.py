@@ -315,7 +315,7 @@ def train(data: Data, test: Path | None, initial_model: Path | None, json_path: 
 
 
 class _Outcome(NamedTuple):
-    """What was trained: a run for each strength of the penalty."""
+    """The trained models, one for each strength of the penalty, and the search for the best strength if there was one."""
 
     name: str  # of the option that sets the strength
     values: tuple[Any, ...]

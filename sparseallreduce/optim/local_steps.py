@@ -145,7 +145,7 @@ class LocalSteps(ABC):
 
     @property
     def warming_up(self) -> bool:
-        """Whether the next step belongs to the warm-up."""
+        """True if the next step belongs to the warm-up, whose gradients are averaged."""
         return self.steps < self.warmup
 
     def mean(self, gradient: Array) -> Array:

@@ -122,7 +122,8 @@ class Gathering(Work):
         made, channel = self._made, self._channel
         reduction = Reduction(made.call.op, made.call.switch_density)
         return Sent(
-            lambda stream: entered(made, stream, channel.rank, reduction),
+            made.collective.name != "bcast" or channel.rank == made.collective.root,
+            lambda stream: entered(made, stream, reduction),
             lambda streams: joined(made, streams, reduction),
             sent_limit(channel),
             channel.rank,

@@ -90,6 +90,17 @@ def case_streams_sent_with_the_records_are_the_same_as_by_messages(comm, blockin
 
 
 @on_ranks(2, 3, 5)
+def case_short_streams_are_joined_beyond_indices_of_four_bytes(comm):
+    mine = sar.SparseStream([0, 2**32 - 2], [comm.rank, -1.0], 2**32 - 1)
+    for _ in range(2):
+        joined = sar.allgather(mine, comm)
+        assert joined.size == comm.size * (2**32 - 1) and joined.indices.dtype == np.uint64
+        assert bits(joined) == bits(sar.allgather(mine, comm, algorithm="ring"))
+    long = sar.SparseStream(np.arange(200_000), np.ones(200_000), 2**32 - 1)  # which is ignored on all ranks but the root
+    assert bits(sar.bcast(mine if comm.rank == 0 else long, comm)) == bits(sar.bcast(mine, comm, algorithm="tree"))
+
+
+@on_ranks(2, 3, 5)
 def case_dense_streams_with_absent_entries_are_sent_with_the_records(comm):
     vector = np.array([0.0, -0.0, 3.0, np.nan])
     dense = sar.SparseStream.from_dense(vector)

@@ -184,6 +184,15 @@ def test_the_cache_is_asked_without_compiling(function):
     assert cached(numba.njit(function)) is None, changed("_cache.load_overload() finds something where nothing is cached", COMPILATION)
 
 
+def test_a_cache_is_asked_again_without_preparing_the_dispatcher(function):
+    before, after = (numba.njit(cache=True)(function) for _ in range(2))
+    before.compile((FLOATS,))
+    assert cached(after) is not None
+    with private(after._cache, "_guard_against_spurious_io_errors", COMPILATION)():
+        found = private(after._cache, "_load_overload", COMPILATION)((FLOATS,), after.targetctx)
+    assert found is not None, changed("_cache._load_overload() does not find what is cached", COMPILATION)
+
+
 def test_what_the_cache_has_becomes_an_overload_without_compiling(function):
     before, after = (numba.njit(cache=True)(function) for _ in range(2))
     before.compile((FLOATS,))

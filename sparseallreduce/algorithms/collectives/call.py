@@ -259,11 +259,9 @@ def run_collective(
     return reduction.leave(result.copy() if result.overlaps(call.stream) else result)
 
 
-def entered(made: CollectiveCall, stream: Any, rank: int, reduction: Reduction) -> SparseStream | None:
-    """Return the stream that a rank sends in an allgather or a broadcast; None if it sends none."""
-    if made.collective.name == "bcast":
-        return _as_sent(stream, reduction) if rank == made.collective.root else None
-    return reduction.enter(stream)
+def entered(made: CollectiveCall, stream: SparseStream, reduction: Reduction) -> SparseStream:
+    """Return a stream as a rank sends it in an allgather, or the root in a broadcast."""
+    return _as_sent(stream, reduction) if made.collective.name == "bcast" else reduction.enter(stream)
 
 
 def joined(made: CollectiveCall, streams: Sequence[SparseStream], reduction: Reduction) -> Any:

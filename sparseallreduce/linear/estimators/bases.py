@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     class BaseEstimator:
-        """What scikit-learn's ``BaseEstimator`` has for users of an estimator."""
+        """A stand-in for type checkers: the methods of scikit-learn's ``BaseEstimator`` that users of an estimator call."""
 
         def get_params(self, deep: bool = True) -> dict[str, Any]: ...
         def set_params(self, **params: Any) -> Self: ...
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
         def __sklearn_tags__(self) -> Any: ...
 
     class ClassifierMixin:
-        """What scikit-learn's ``ClassifierMixin`` has."""
+        """A stand-in for type checkers: the methods of scikit-learn's ``ClassifierMixin``."""
 
         def score(self, X: Any, y: Any, sample_weight: Any = None) -> float: ...
         def __sklearn_tags__(self) -> Any: ...
 
     class RegressorMixin:
-        """What scikit-learn's ``RegressorMixin`` has."""
+        """A stand-in for type checkers: the methods of scikit-learn's ``RegressorMixin``."""
 
         def score(self, X: Any, y: Any, sample_weight: Any = None) -> float: ...
         def __sklearn_tags__(self) -> Any: ...

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparseallreduce.runtime.shortcuts.base import PACKED, Shortcut
 from sparseallreduce.streams.stream import SparseStream
-from sparseallreduce.streams.wire import Bytes, decode, encode
+from sparseallreduce.streams.wire import Bytes, decode, encode, message_bytes
 
 if TYPE_CHECKING:
     from sparseallreduce.runtime.handshake.base import Handshake
@@ -20,32 +20,46 @@ class Sent(Shortcut):
 
     Parameters
     ----------
+    sends : bool
+        Whether this rank sends its stream; in a broadcast only the root does.
     entered : callable
-        Returns a rank's stream as it is sent, or None if the rank sends nothing.
+        Returns a rank's stream as it is sent.
     joined : callable
         Returns the result, given the streams of those ranks that sent one, in the order of ranks.
     limit : int
-        Largest message in bytes; it is an error of the caller to arm the shortcut with a longer one.
+        Largest message in bytes; with a longer one the shortcut is not armed.
     rank : int
     """
 
-    __slots__ = ("_entered", "_joined", "_lengths", "_limit", "_message", "_rank")
+    __slots__ = ("_entered", "_joined", "_lengths", "_limit", "_message", "_rank", "_sends")
     flag: int
     spins: int
 
     flag, spins = PACKED, 1
 
     def __init__(
-        self, entered: Callable[[Any], SparseStream | None], joined: Callable[[Sequence[SparseStream]], Any], limit: int, rank: int
+        self,
+        sends: bool,
+        entered: Callable[[SparseStream], SparseStream],
+        joined: Callable[[Sequence[SparseStream]], Any],
+        limit: int,
+        rank: int,
     ) -> None:
-        self._entered, self._joined, self._limit, self._rank = entered, joined, limit, rank
+        self._sends, self._entered, self._joined, self._limit, self._rank = sends, entered, joined, limit, rank
         self._message: Bytes | None = None  # from `arm` to `payload`
         self._lengths: list[int] = []  # of the latest messages
 
     def arm(self, sequence: int, stream: Any) -> int:
+        self._message = None
+        if not self._sends:
+            return PACKED
+        if stream._stored.nbytes > self._limit:
+            return 0  # the values alone are too long, and those of the dense form are no shorter: nothing is copied
         entered = self._entered(stream)
-        self._message = None if entered is None else encode([entered])
-        return PACKED if self._message is None or len(self._message) <= self._limit else 0
+        if message_bytes([entered]) > self._limit:
+            return 0
+        self._message = encode([entered])
+        return PACKED
 
     def payload(self, stream: Any) -> Bytes | None:
         message, self._message = self._message, None
