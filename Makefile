@@ -30,7 +30,7 @@ help:
 	@echo "make demo          train a classifier with dense and with sparse allreduce, and compare"
 	@echo "make test          run the tests under MPICH, some of the MPI cases again under Open MPI, and those of PyTorch: half an hour on"
 	@echo "                   two cores; with ROOM=streams those of tests/streams that need no MPI, and the examples in"
-	@echo "                   sparseallreduce/streams, in less than a minute; with ROOM=mpi two ranks alone"
+	@echo "                   sparseallreduce/streams; with ROOM=mpi two ranks alone"
 	@echo "make test-all      before a release: the same with every case on every number of ranks, four times as many drawn examples, and"
 	@echo "                   test-frameworks"
 	@echo "make test-oldest   the same with the oldest versions that pyproject.toml allows, under MPICH; needs Python 3.11"
