@@ -157,7 +157,12 @@ class LocalSteps(ABC):
         Parameters
         ----------
         gradient : array
-            Of any shape, and of the same on all ranks; float32 or float64.
+            Of any shape, which is the same on all ranks; float32 or float64.
+
+        Returns
+        -------
+        array
+            Of the same shape and dtype.
 
         Raises
         ------
