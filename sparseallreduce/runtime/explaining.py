@@ -160,11 +160,7 @@ def _explained_collective(made: CollectiveCall, comm: Any, ranks: int) -> Genera
     channel = channel_of(comm)
     is_moved, machine = _only_moves(made.collective), call.machine or channel.machine or Machine()
     announced, is_sender = made.collective.entries(stream, channel.rank), name != "bcast" or channel.rank == made.collective.root
-    ours, shortcuts = "", dict[str, float]()
-    if is_moved:
-        ours = "packed" if over_mpi().collective_work.Gathering(made, Intent((), announced), channel).sends_with_record(stream) else ""
-    elif not stream.on_device:
-        ours, shortcuts = _shortcuts(made, channel, announced, machine)
+    ours, shortcuts = _shortcuts(made, channel, announced, machine)
     known = (announced, stream.stored, stream.size, packed_bytes(stream)) if is_sender else (0, 0, 0, 0)
     records = yield from share_records(_OF_COLLECTIVE.pack(*known, ours.encode()[:16]), _OF_COLLECTIVE.size)
     rows = [_OF_COLLECTIVE.unpack(record) for record in records]
@@ -234,8 +230,13 @@ def _shortcut(begins: set[str]) -> str | None:
 
 
 def _shortcuts(made: CollectiveCall, channel: Any, announced: int, machine: Machine) -> tuple[str, dict[str, float]]:
-    """Return what this rank would begin with, and the predicted times of shortcuts."""
+    """Return what this rank would begin with, and the predicted times of the shortcuts of sums."""
     call, ranks = made.call, channel.ranks
+    if _only_moves(made.collective):
+        work = over_mpi().collective_work.Gathering(made, Intent((), announced), channel)
+        return "packed" if work.sends_with_record(call.stream) else "", {}
+    if call.stream.on_device:
+        return "", {}
     shared, reduction = _shared(call, channel), Reduction(call.op, call.switch_density)
     considered = collective_problem(made, [announced] * ranks, channel.hosts)
     ours = collective_beginning(made.collective.name, considered, call.stream, ranks, reduction, machine, **shared)
