@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import click
 
+from sparseallreduce.cli.compiling import announce_compiling
 from sparseallreduce.cli.failure import end
 from sparseallreduce.runtime.launchers import launched_rank
 from sparseallreduce.runtime.stalls import activity
@@ -68,8 +69,10 @@ class _Subcommands(click.Group):
 
 @click.group(cls=_Subcommands, no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__, prog_name="sparseallreduce")
-def main() -> None:
+@click.pass_context
+def main(context: click.Context) -> None:
     """Sparse allreduce over MPI: sum vectors with few non-zeros at a fraction of the cost of a dense allreduce.
 
     Every subcommand runs alone or under mpiexec, and has its own --help.
     """
+    announce_compiling(context)

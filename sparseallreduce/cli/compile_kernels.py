@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 import sparseallreduce as sar
-from sparseallreduce.cli.compiling import Compilations
 from sparseallreduce.cli.train import train
 from sparseallreduce.linear.data.convert import convert
 from sparseallreduce.reducers import REDUCERS
+from sparseallreduce.streams.kernels.compilations import Compilations
 from sparseallreduce.streams.wire import INDEX_NAMES
 
 __all__ = ["compile_kernels"]

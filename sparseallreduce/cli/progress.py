@@ -10,34 +10,35 @@ from typing import Any, TypeVar
 import click
 from tqdm import tqdm
 
-from sparseallreduce.cli.compiling import announce_compiling
+from sparseallreduce.cli.compiling import PROGRESS
 from sparseallreduce.cli.terminal import columns_of_terminal, has_terminal, wrapped
 
 __all__ = ["progress_bar", "progress_option", "shows_progress", "write_line"]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-_KEY = "sparseallreduce.progress"
 _FORWARDED = 0.02  # seconds after which mpiexec has passed on what a rank has written
 
 
 def progress_option() -> Callable[[Command], Command]:
     """Return the option ``--progress auto|on|off``, which :func:`progress_bar` evaluates; commands do not receive it."""
-    what = "Show progress bars. auto: if the standard error is a terminal, or under mpiexec if COLUMNS and LINES are set."
+    what = (
+        "Show progress bars. auto: if the standard error is a terminal, or under mpiexec if COLUMNS and LINES are set. "
+        "off also omits the line that says that kernels are compiled."
+    )
     kind = click.Choice(["auto", "on", "off"])
     return click.option("--progress", type=kind, default="auto", show_default=True, expose_value=False, callback=_kept, help=what)
 
 
 def _kept(context: click.Context, option: click.Parameter, choice: str) -> str:
-    context.meta[_KEY] = choice
-    announce_compiling(context, lambda: shows_progress(context))
+    context.meta[PROGRESS] = choice
     return choice
 
 
 def shows_progress(context: click.Context | None = None) -> bool:
     """Return True if this process shows progress bars if it is rank 0, by a context, or by that of the current command."""
     context = context or click.get_current_context(silent=True)
-    choice = "auto" if context is None else context.meta.get(_KEY, "auto")
+    choice = "auto" if context is None else context.meta.get(PROGRESS, "auto")
     return choice == "on" or (choice == "auto" and has_terminal())
 
 

@@ -19,6 +19,7 @@ from time import perf_counter, sleep
 from typing import Any, TypeVar
 
 from sparseallreduce.errors import WaitTimeoutError
+from sparseallreduce.streams.kernels.compilations import compiling_seconds
 
 __all__ = [
     "STALL_VARIABLE",
@@ -114,7 +115,7 @@ class LongWait:
     def __init__(self, describe: Callable[[], tuple[str, str]], limited: bool = False, verb: str = "waited") -> None:
         self._describe, self._limited, self._verb = describe, limited, verb
         self._activity = (*_activities.get(), ("", ""))[0]  # the outermost is the call of the user
-        self._begin = perf_counter()
+        self._begin, self._compiling = perf_counter(), compiling_seconds()
         self._next_check = self._begin + _CHECK_SECONDS
         self._next = 0.0  # seconds of waiting at which to warn next; 0 until they are read
         self._reported = ""
@@ -143,7 +144,8 @@ class LongWait:
             _quietly(lambda: _log.info("%s after %s", reported, _shown(perf_counter() - self._begin)))
 
     def warn_after(self, waited: float) -> None:
-        """Warn if a warning is due after ``waited`` seconds."""
+        """Warn if a warning is due after ``waited`` seconds, of which those spent on compiling kernels do not count."""
+        waited -= compiling_seconds() - self._compiling
         due = self._next or stall_seconds()
         if waited < due:
             return

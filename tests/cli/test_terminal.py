@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 
 import sparseallreduce as sar
 from sparseallreduce.cli import compiling, main, progress
-from sparseallreduce.cli.compiling import Compilations
 from sparseallreduce.cli.progress import shows_progress
 from sparseallreduce.cli.terminal import Column, table_lines, wrapped
 
@@ -169,27 +168,28 @@ def _screen(pieces):
     return rows
 
 
-def test_compiling_is_announced_once_where_it_takes_long(monkeypatch):
-    said = []
+@pytest.mark.parametrize(
+    "words,rank,said",
+    [
+        (("bench",), 0, ["compiling kernels, once on this machine; doctor --compile does it beforehand"]),
+        (("doctor",), 0, ["compiling kernels, once on this machine"]),
+        (("bench", "--progress", "on"), 1, []),
+        (("bench", "--progress", "off"), 0, []),
+    ],
+)
+def test_rank_0_says_once_that_it_compiles_without_a_terminal_too(words, rank, said, monkeypatch):
+    """Under mpiexec the standard error is a pipe."""
+    lines, subcommand = [], click.Command("made", callback=lambda: [numba.njit(lambda x: x + 1)(1) for _ in range(2)])
+    if words[0] == "bench":
+        subcommand = progress.progress_option()(subcommand)
     monkeypatch.setattr(compiling, "_PATIENCE", 0.01)
-    monkeypatch.setattr(compiling.tqdm, "write", lambda text, file: said.append(text))
-    with click.Context(main) as context:
-        compiling.announce_compiling(context, lambda: True)
-        compiling.announce_compiling(context, lambda: True)
-        compilations = context.meta["sparseallreduce.compilations"]
-        for _ in range(2):
-            numba.njit(lambda x: x + 1)(1)
-    assert said == ["compiling kernels, once on this machine; doctor --compile does it beforehand"]
-    assert compilations.count >= 2 and compilations.seconds > 0
-
-
-def test_what_is_loaded_from_the_cache_is_no_compilation():
-    from sparseallreduce.streams.kernels import warm_up
-
-    warm_up()
-    with Compilations().counted() as counted:
-        warm_up()
-    assert counted.count == 0
+    monkeypatch.setattr(compiling, "_PATIENCE_WITHOUT_TERMINAL", 0.01)
+    monkeypatch.setattr(compiling, "launched_rank", lambda: rank)
+    monkeypatch.setattr(compiling.tqdm, "write", lambda text, file: lines.append(text))
+    monkeypatch.setattr(type(main), "get_command", lambda group, context, name: subcommand)
+    with pytest.raises(SystemExit):
+        main([*words])
+    assert lines == said
 
 
 def test_without_a_terminal_all_columns_are_written(samples, monkeypatch):

@@ -71,6 +71,12 @@ def test_a_wait_that_was_not_looked_at_for_long_is_reported_once(clock, said):
     assert len(said()) == 1
 
 
+def test_time_in_which_a_rank_itself_compiles_kernels_is_not_reported_as_a_wait(clock, said, monkeypatch):
+    """Without it, the first sum on a slow machine would blame the other ranks."""
+    monkeypatch.setattr(stalls, "compiling_seconds", lambda: min(clock.seconds, 50))
+    assert waited(clock, 200)[0] == [110, 170]
+
+
 @pytest.mark.parametrize(("text", "expected"), [("5", [5, 10, 20, 40, 80]), ("0", []), ("", [60]), (" 30.0 ", [30, 60])])
 def test_the_variable_says_when(clock, said, monkeypatch, text, expected):
     monkeypatch.setenv(stalls.STALL_VARIABLE, text)

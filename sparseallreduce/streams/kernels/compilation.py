@@ -11,8 +11,12 @@ from typing import Any
 
 import filelock
 import numba
+from numba.core import event
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.errors import NumbaWarning
+from numba.core.event import Listener
+
+from sparseallreduce.streams.kernels import compilations
 
 __all__ = ["compiled_entry", "inlined", "kernel"]
 
@@ -24,6 +28,19 @@ _PART: Any = {"_nrt": False, "nogil": True, "no_cfunc_wrapper": True, "no_cpytho
 
 _prepared: set[Any] = set()  # numba's contexts in which a kernel has been loaded
 LOCK_TIMEOUT = 60.0  # seconds; a kernel compiles in a few, so after this the process that holds the lock has probably been stopped
+
+
+class _Compiling(Listener):
+    """Reports what numba compiles."""
+
+    def on_start(self, event: Any) -> None:
+        compilations.begin(compiles=True)
+
+    def on_end(self, event: Any) -> None:
+        compilations.end(compiles=True)
+
+
+event.register("numba:compile", _Compiling())  # type: ignore[no-untyped-call]
 
 
 def kernel(function: Callable[..., Any]) -> Any:
@@ -97,7 +114,7 @@ def _only_process(dispatcher: Any) -> Iterator[None]:
     lock = filelock.FileLock(os.path.join(folder, f"{dispatcher.py_func.__name__}.lock")) if folder else None
     try:
         if lock is not None:
-            lock.acquire(timeout=LOCK_TIMEOUT, poll_interval=0.01)
+            _acquire(lock)
     except (OSError, filelock.Timeout):  # no locks on this file system, or its holder hangs: compiling twice is harmless
         lock = None
     try:
@@ -105,3 +122,11 @@ def _only_process(dispatcher: Any) -> Iterator[None]:
     finally:
         if lock is not None:
             lock.release()
+
+
+def _acquire(lock: filelock.BaseFileLock) -> None:
+    compilations.begin(compiles=False)
+    try:
+        lock.acquire(timeout=LOCK_TIMEOUT, poll_interval=0.01)
+    finally:
+        compilations.end(compiles=False)
