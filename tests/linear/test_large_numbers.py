@@ -6,6 +6,7 @@ import pytest
 import sparseallreduce as sar
 from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear import LinearRegression, LinearSVM, LogisticRegression
+from sparseallreduce.linear.data.feature_scaling import feature_scales
 
 RNG = np.random.default_rng(3)
 X = RNG.standard_normal((20, 3))
@@ -14,6 +15,16 @@ CLASSES = (NUMBERS > 0).astype(int)
 LARGE = np.where(np.arange(60).reshape(20, 3) == 4, 1.79e308, X)
 LABELS = np.where(np.arange(20) == 4, 1e300, NUMBERS)
 SETTINGS = {"comm": sar.SERIAL, "max_iter": 3, "tol": None}
+
+
+pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")  # an error says it all, or nothing has gone wrong
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_scale_of_the_largest_number_is_a_power_of_two(dtype):
+    largest = np.array([np.finfo(dtype).max], dtype)
+    assert 1 < largest / feature_scales(largest) < 2
+    assert np.frexp(feature_scales(largest))[0] == 0.5
 
 
 @pytest.mark.parametrize("update", ["auto", "sgd", "ftrl"])

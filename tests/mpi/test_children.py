@@ -31,7 +31,9 @@ def test_workers_compute_alone_however_they_are_started(ranks_run):
     ranks_run(2, "run_workers")
 
 
-@pytest.mark.parametrize("ranks, backends", [(1, ["loky", "threading"]), (2, ["loky", "multiprocessing"])])
+@pytest.mark.parametrize(
+    "ranks, backends", [pytest.param(1, ["loky", "threading"], marks=pytest.mark.release), (2, ["loky", "multiprocessing"])]
+)
 def test_a_search_of_scikit_learn_in_workers(ranks_run, ranks, backends):
     pytest.importorskip("sklearn")
     ranks_run(ranks, "run_grid_search", *backends)

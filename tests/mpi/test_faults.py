@@ -18,7 +18,9 @@ from sparseallreduce.linear import generate
 SECONDS = 60  # within which mpiexec has to end; MPICH takes two of them, start included, and Open MPI six
 
 
-@pytest.mark.parametrize("mpi,algorithm", [("mpich", "ssar_ring"), ("mpich", "dense"), ("openmpi", "ssar_ring")])
+@pytest.mark.parametrize(
+    "mpi,algorithm", [("mpich", "ssar_ring"), ("openmpi", "ssar_ring"), pytest.param("mpich", "dense", marks=pytest.mark.release)]
+)
 def test_killed_rank_ends_the_run(mpi_run, mpi, algorithm):
     if launcher(mpi) is None:
         missing = f"no {mpi} here: `make test` installs it"
@@ -149,8 +151,8 @@ def bench_with_a_failing_rank():
         main()
 
 
+@pytest.mark.release  # that one of several processes compiles is shown without MPI (tests/streams/test_kernels.py)
 def test_eight_ranks_compile_together_on_a_cold_cache(mpi_run, tmp_path):
-    """The issue's limit is 15 seconds; the time is printed, since this machine may be busy."""
     run = mpi_run(8, first_operations, timeout=300, env={"NUMBA_CACHE_DIR": str(tmp_path)})
     print(run.stdout)
     assert run.stdout.count("right") == 8

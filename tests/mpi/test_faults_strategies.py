@@ -8,8 +8,15 @@ import pytest
 SECONDS = 90  # within which mpiexec has to end, compiling included
 
 
-@pytest.mark.parametrize("victim", [0, 2])
-@pytest.mark.parametrize("kind", ["ps-sync", "ps-async"])
+@pytest.mark.parametrize(
+    "kind, victim",
+    [
+        ("ps-sync", 0),
+        ("ps-async", 2),
+        pytest.param("ps-sync", 2, marks=pytest.mark.release),
+        pytest.param("ps-async", 0, marks=pytest.mark.release),
+    ],
+)
 def test_killed_rank_ends_the_run(mpi_run, kind, victim):
     run = mpi_run(3, train_until_the_end_of_a_rank, kind, victim, timeout=SECONDS, check=False)
     assert run.returncode != 0

@@ -12,14 +12,15 @@ from thoroughness import ALL
 HERE = Path(__file__).parent
 RANKS = (1, 2, 3, 4, 5, 8)
 SMOKE_RANKS = (3,)  # for the other MPI library: not a power of two, so that all steps of the algorithms are taken
-# All combinations of the values of a case's arguments are tried on two ranks, or on the fewest above one that it is for. On other numbers
-# of ranks each case is tried with one combination, or for a release (`make test-all`) with as many as have every value in them, and on one
-# rank with all. Which combinations these are is drawn anew for each number of ranks: of those that depend on the number of ranks alone,
-# the simulator tries thousands (tests/algorithms, tests/reducers, tests/world).
-THIN_RANKS = (1, 3, 4, 5, 8)
+# Of the combinations of the values of a case's arguments, two ranks, or the fewest above one that the case is for, try as many as have
+# every value in them. On other numbers of ranks each case is tried with one. For a release (`make test-all`) the fewest ranks and a single
+# one try all, and the others as many as have every value. Which combinations these are is drawn anew for each number of ranks: of those
+# that depend on the number of ranks alone, the simulator tries thousands (tests/algorithms, tests/reducers, tests/world).
 EVERY_VALUE = ("cases_allreduce.",)  # modules of which every value is tried even so: each algorithm on each number of ranks
-# Cases of which MPI sees nothing but sums, which others try on all numbers of ranks and by both libraries.
-ABOVE_RANKS = (1, 2, 3, 5)
+# Schedules of the algorithms are others for each number of ranks. All else is tried on four and on eight where it needs as many.
+SCHEDULES = ("cases_allreduce", "cases_far", "cases_inside_hosts", "cases_many", "cases_oktopk", "cases_reducers", "cases_skewed")
+OTHER_RANKS = (1, 2, 3, 5)
+# Cases of which MPI sees nothing but sums, which others try by both libraries.
 ABOVE = (
     "cases_data",
     "cases_estimators",
@@ -57,16 +58,23 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def cases_of(cases: list[Case], ranks: int, smoke: bool = False, everything: bool = ALL) -> list[Case]:
     """Return the cases that are tried on so many ranks; `smoke` stands for the other MPI library, `everything` for a release."""
-    meant = [
-        case
-        for case in cases
-        if (not case.ranks or ranks in case.ranks) and not (case.name.startswith(ABOVE) and (smoke or ranks not in ABOVE_RANKS))
-    ]
-    if not smoke and (ranks not in THIN_RANKS or (everything and ranks == 1)):
+    numbers = {case.name: (case.ranks or RANKS) if everything else ranks_of(case) for case in cases}
+    meant = [case for case in cases if ranks in numbers[case.name] and not (smoke and case.name.startswith(ABOVE))]
+    fewest = {case.name for case in meant if not smoke and ranks == min(set(numbers[case.name]) - {1}, default=1)}
+    if everything and not smoke and ranks == 1:
         return meant
-    first = {case.name: min((number for number in case.ranks or RANKS if number > 1), default=1) for case in meant}  # where all are tried
-    chosen = {case.name for case in sample(meant, turn=0 if smoke else ranks, one_each=None if everything else EVERY_VALUE)}
-    return [case for case in meant if case.name in chosen or (not smoke and ranks == first[case.name])]
+    one_each = None if everything else EVERY_VALUE
+    drawn = sample([case for case in meant if case.name not in fewest], turn=0 if smoke else ranks, one_each=one_each)
+    most = [case for case in meant if case.name in fewest]
+    chosen = {case.name for case in drawn + (most if everything else sample(most, turn=ranks))}
+    return [case for case in meant if case.name in chosen]
+
+
+def ranks_of(case: Case) -> tuple[int, ...]:
+    """Return the numbers of ranks that a case is tried on, but for a release."""
+    meant = case.ranks or RANKS
+    other = tuple(number for number in meant if number in OTHER_RANKS)
+    return meant if case.name.startswith(SCHEDULES) or max(other, default=1) == 1 else other
 
 
 @pytest.mark.mpi

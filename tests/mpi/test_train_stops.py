@@ -79,7 +79,7 @@ def wait_for_a_checkpoint(process, folder):
     raise AssertionError(f"no checkpoint within a minute; status {process.poll()}")
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.release)])
 def test_a_killed_rank_and_a_resumption_end_at_the_same_bits(data, undisturbed, tmp_path, rank):
     killed = run(data, tmp_path)
     for _ in range(2):
@@ -88,8 +88,15 @@ def test_a_killed_rank_and_a_resumption_end_at_the_same_bits(data, undisturbed, 
     assert killed.weights() == undisturbed.weights()
 
 
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    "sent, rank",
+    [
+        (signal.SIGTERM, 0),
+        (signal.SIGINT, 1),
+        pytest.param(signal.SIGTERM, 1, marks=pytest.mark.release),
+        pytest.param(signal.SIGINT, 0, marks=pytest.mark.release),
+    ],
+)
 def test_a_signal_at_one_rank_ends_all_with_a_checkpoint(data, undisturbed, tmp_path, sent, rank):
     stopped = run(data, tmp_path)
     process = stopped.start()

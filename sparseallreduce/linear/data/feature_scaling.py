@@ -51,11 +51,14 @@ def feature_magnitudes(dataset: Dataset, comm: Any, before: Array | None = None)
 def feature_scales(magnitudes: Array) -> Array:
     """Return the power of two at or above every magnitude, by which division is exact; 1 for features that do not occur.
 
+    It is the largest power of two of the dtype for magnitudes above that.
+
     >>> feature_scales(np.array([1.0, 5.0, 0.0, 0.3]))
     array([1. , 8. , 1. , 0.5])
     """
     fractions, exponents = np.frexp(magnitudes)
-    scales = np.ldexp(magnitudes.dtype.type(1), exponents - (fractions == 0.5))
+    largest = np.finfo(magnitudes.dtype).maxexp - 1
+    scales = np.ldexp(magnitudes.dtype.type(1), np.minimum(exponents - (fractions == 0.5), largest))
     return np.asarray(np.where(magnitudes > 0, scales, magnitudes.dtype.type(1)))
 
 

@@ -211,7 +211,8 @@ class TrainedEstimator(Parameterised):
             strategy.weights.features_scaled = bool(self._is_scaled) or is_auto(self.scale_features)
         shape = (dataset.rows,) if model.columns is None else (dataset.rows, model.columns)
         constant = np.full(shape, self._constant(dataset, comm))
-        tolerance = (chosen.tol or 0.0) * mean_of(model.loss(constant, dataset.labels), dataset, comm)
+        with np.errstate(over="ignore"):  # training refuses labels whose loss is infinite
+            tolerance = (chosen.tol or 0.0) * mean_of(model.loss(constant, dataset.labels), dataset, comm)
         patience = self._patience(dataset, strategy)
         stopping = self._stopping(call.passes, patience, tolerance)
         schedule = agreed(comm, lambda: self._schedule(rate, call.steps, patience, tolerance))  # a schedule may be user code

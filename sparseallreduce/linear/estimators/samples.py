@@ -55,7 +55,8 @@ def dataset_of(rows: csr_array, counts: Array, comm: Any, partial: bool) -> tupl
     int
         Number of non-zeros in all ranks' samples.
     """
-    ranks = gather_results(comm, lambda: (len(counts), float(counts.sum()), int(rows.nnz), rows.dtype.char if len(counts) else "f"))
+    with np.errstate(over="ignore"):  # an infinite sum is an error below
+        ranks = gather_results(comm, lambda: (len(counts), float(counts.sum()), int(rows.nnz), rows.dtype.char if len(counts) else "f"))
     total, overall = sum(share for share, *_ in ranks), sum(weight for _, weight, *_ in ranks)
     if not np.isfinite(overall):
         raise ValueError(f"the sum of all sample_weight is {overall:g}: divide them by a number, only their ratios matter")
