@@ -76,6 +76,7 @@ TORCH ?= torch==2.13.0
 $(VENV_TORCH)/installed: pyproject.toml setup.py tools/venv.sh
 	@PYTHON="$(PYTHON)" tools/venv.sh $(VENV_TORCH) mpi,test
 	@$(VENV_TORCH)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --no-input --no-compile $(TORCH)
+	@$(VENV_TORCH)/bin/python -c "import torch"
 	@touch $@
 
 setup: $(VENV)/installed

@@ -457,9 +457,9 @@ def record_cases(room: str, copy: Path, files: Sequence[str], out: Path) -> None
     """Run the cases of these files on two ranks in a copy, in this process, which ends."""
     enter(copy)
     sys.path.insert(0, str(copy / "tests" / "mpi"))
-    from test_mpi import ABOVE, all_cases
+    from test_mpi import ABOVE, all_cases, cases_of
 
-    names = [case.name for case in all_cases() if (not case.ranks or 2 in case.ranks) and not case.name.startswith(ABOVE)]
+    names = [case.name for case in cases_of(all_cases(), 2) if not case.name.startswith(ABOVE)]
     names = [name for name in names if file_of_test(name) in files]
     rows: dict[str, dict[str, Any]] = {}
     folder = copy / "build" / "cases"

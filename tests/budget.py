@@ -1,9 +1,9 @@
 """What the tests of each folder took, beside what they may take: a table at the end of every run. Nothing fails for it.
 
 The seconds are those of `make test` on two idle cores, with kernels that an earlier run has kept (tests/kept_kernels.py). Where tests run
-side by side, each counts for its part of the clock, so that all folders together take as long as the run. On a machine that does other
-things besides, the clock says more, and the seconds of the processors, of the processes that tests start and end included, say about the
-same.
+side by side, each counts for its part of the clock, so that all folders together take as long as the run: what is left is collecting, and
+processes that have no more tests. On a machine that does other things besides, the clock says more, and the seconds of the processors, of
+the processes that tests start and end included, say about the same.
 """
 
 import json
@@ -32,7 +32,7 @@ SECONDS = {
     "tests/runtime": 34,
     "tests/streams": 30,
     "tests/world": 15,
-    "collecting": 35,
+    "collecting, idle": 35,
 }
 ALL = 10 * 60
 
@@ -76,8 +76,8 @@ class Budget:
                 folder = folder_of(report.nodeid)
                 clock[folder] += report.duration / side_by_side
                 busy[folder] += report.processors
-        clock["collecting"] = time.monotonic() - self._began - clock.total()
-        busy["collecting"] = processors() - busy.total() if side_by_side == 1 else 0.0
+        clock["collecting, idle"] = time.monotonic() - self._began - clock.total()
+        busy["collecting, idle"] = processors() - busy.total() if side_by_side == 1 else 0.0
         clock, busy = added_up(clock, busy)
         terminalreporter.section("seconds by folder")
         for line in table(clock, busy):

@@ -30,3 +30,12 @@ fi
 echo "Installing sparseallreduce[$extras] into $venv"
 "$venv/bin/python" -m pip install --quiet --quiet --disable-pip-version-check --no-input --no-compile --editable ".[$extras]" \
     ${constraints:+--constraint "$constraints"}
+
+# Compile to bytecode what processes that start together would each compile for themselves.
+"$venv/bin/python" -c '
+from importlib import import_module
+from importlib.util import find_spec
+for name in ("sparseallreduce.linear", "sklearn.linear_model", "matplotlib.pyplot", "pandas", "pytest", "hypothesis"):
+    if find_spec(name.partition(".")[0]):
+        import_module(name)
+'

@@ -252,7 +252,8 @@ class SparseStream:
         xp = array_module(self._values)
         array = xp.zeros((self.extent, *self._values.shape[1:]), self._values.dtype)
         kernels.scatter_set(self._indices, self._values, self.lo, array)
-        zero = ~xp.any(self._values.reshape(len(self._values), -1), axis=1)
+        with np.errstate(invalid="ignore"):  # of signalling NaNs, which are not zero
+            zero = ~xp.any(self._values.reshape(len(self._values), -1), axis=1)
         if zero.any():  # a mask distinguishes entries that are zero from absent ones
             self._present = xp.zeros(self.extent, np.bool_)
             self._present[kernels.places(self._indices, self.lo, self.extent)] = True

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 
 import click
 import numpy as np
@@ -134,16 +133,20 @@ def test_all_ranks_failing_each_in_its_way_say_so(mpi_run):
         assert ran.stderr.count(f"rank {rank}: Error: rank{rank}") == 1
 
 
-@pytest.mark.parametrize("rank", [0, 2])
-@pytest.mark.parametrize("kind", ["rank", "unforeseen"])
+@pytest.mark.parametrize(
+    "rank, kind",
+    [
+        (2, "rank"),
+        (0, "unforeseen"),
+        pytest.param(0, "rank", marks=pytest.mark.release),
+        pytest.param(2, "unforeseen", marks=pytest.mark.release),
+    ],
+)
 def test_one_rank_failing_ends_all(mpi_run, rank, kind):
-    began = time.monotonic()
-
-    ran = mpi_run(3, fail, rank, kind, check=False, timeout=40)
+    ran = mpi_run(3, fail, rank, kind, check=False)
 
     assert ran.returncode != 0
     assert f"{kind}{rank}" in ran.stderr
-    assert time.monotonic() - began < 30
 
 
 def fail(ranks, kind):

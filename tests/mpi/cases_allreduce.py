@@ -53,24 +53,24 @@ def case_every_operator_and_dtype(comm, algorithm, dtype):
 @each(algorithm=sar.algorithms())
 def case_mean(comm, algorithm):
     """To the bit the sum divided by the number of ranks, blocking or not, the first time and the next, however often it is asked for."""
-    for dtype in FLOATS:
-        for size, width in ((comm.size - 1, None), (61, None), (5000, None), (50, 3)):
-            inputs = Inputs(comm.size, size, dtype, width, seed=size)
-            for _ in range(2):
-                stream, before = inputs.stream(comm.rank), bits(inputs.stream(comm.rank))
-                pairs = [[sar.allreduce(stream, comm, op, algorithm) for op in ("sum", "mean")]]
-                requests = []
-                for op in ("sum", "mean"):  # one after the other: of two in flight the second may add in another order
-                    requests.append(sar.iallreduce(stream, comm, op, algorithm))
-                    requests[-1].wait()
-                pairs.append([request.wait() for request in requests])
-                for total, mean in pairs:
-                    assert mean.to_dense().tobytes() == (total.to_dense() / total.dtype.type(comm.size)).tobytes()
-                    assert mean.is_dense == total.is_dense and not mean.values.flags.writeable
-                    assert not mean.overlaps(stream)
-                assert requests[1].wait() is requests[1].test()[1] is pairs[1][1]
-                assert bits(stream) == before
-                same_everywhere(comm, *pairs[0], *pairs[1])
+    for number, (size, width) in enumerate(((comm.size - 1, None), (61, None), (5000, None), (50, 3))):
+        dtype = FLOATS[(number + comm.size) % 3]  # of one, two and three ranks, each size has all
+        inputs = Inputs(comm.size, size, dtype, width, seed=size)
+        for _ in range(2):
+            stream, before = inputs.stream(comm.rank), bits(inputs.stream(comm.rank))
+            pairs = [[sar.allreduce(stream, comm, op, algorithm) for op in ("sum", "mean")]]
+            requests = []
+            for op in ("sum", "mean"):  # one after the other: of two in flight the second may add in another order
+                requests.append(sar.iallreduce(stream, comm, op, algorithm))
+                requests[-1].wait()
+            pairs.append([request.wait() for request in requests])
+            for total, mean in pairs:
+                assert mean.to_dense().tobytes() == (total.to_dense() / total.dtype.type(comm.size)).tobytes()
+                assert mean.is_dense == total.is_dense and not mean.values.flags.writeable
+                assert not mean.overlaps(stream)
+            assert requests[1].wait() is requests[1].test()[1] is pairs[1][1]
+            assert bits(stream) == before
+            same_everywhere(comm, *pairs[0], *pairs[1])
 
 
 @on_ranks(1, 2, 3, 5)

@@ -45,6 +45,7 @@ def test_every_way_is_checked_and_timed_beside_the_limits(measure):
     assert "NOT on hosts of their own" in out
 
 
+@pytest.mark.release
 def test_auto_is_compared_at_every_point_and_by_the_tool_for_hosts(mpi_run, tmp_path):
     assert mpi_run is not None  # there is an mpiexec
     venv = launcher().python.parent.parent
@@ -71,6 +72,7 @@ def test_auto_is_compared_at_every_point_and_by_the_tool_for_hosts(mpi_run, tmp_
     assert ran.stdout.count("of 4 points") == 4  # each alone, and both joined
 
 
+@pytest.mark.release
 def test_simulated_times_stand_beside_measured_ones(measure, tmp_path):
     network = ("--rate", "200mbit", "--latency", "0.001")
     out, (result,) = measure("simulated.py", "--power", "12", "--density", "0.01", *network, "--plot", tmp_path / "out.png")

@@ -124,6 +124,7 @@ def test_another_number_of_ranks_resumes_to_the_same_weights_within_rounding(dat
     np.testing.assert_allclose(ours.weights, expected.weights, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.release
 def test_the_bench_compares_as_often_as_it_is_asked():
     bench = os.path.join(os.path.dirname(__file__), "..", "..", "bench", "kill_test.py")
     command = [sys.executable, bench, "--kills", "1", "--samples", "4000", "--", "--batch-size", "25"]

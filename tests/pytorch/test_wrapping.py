@@ -273,6 +273,7 @@ def through_distributed_checkpoint(tensors, path):
     return empty
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # as it is meant to be
 @pytest.mark.parametrize("kind", MAKERS)
 @pytest.mark.parametrize("through", [through_safetensors, through_distributed_checkpoint])
 def test_a_state_goes_through_formats_that_hold_tensors_alone_to_the_bit(kind, through, tmp_path):

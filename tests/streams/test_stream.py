@@ -495,6 +495,13 @@ def test_masked_arrays_are_refused_rather_than_read_behind_their_mask():
             make()
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_signalling_nan_turns_dense_without_a_warning():
+    values = np.array([0x7FA00000, 0], np.uint32).view(np.float32)
+    stream = SparseStream([0, 1], values, 2, switch_density=0.0)
+    assert stream.is_dense and stream.indices.tolist() == [0, 1]
+
+
 @given(case=cases())
 def test_a_copy_can_be_written_to_and_nothing_else_changes(case):
     originals = [case.streams[0], case.streams[0] + case.streams[-1]]
