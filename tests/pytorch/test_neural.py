@@ -103,6 +103,7 @@ def test_local_steps_are_trained_beside_dense_ones_and_not_repeated(tmp_path):
 
 
 @pytest.mark.mpi
+@pytest.mark.release
 def test_trainings_are_recorded_and_not_repeated(tmp_path):
     records = tmp_path / "records.jsonl"
     records.write_text('{"model": "perc')  # cut by an earlier end
