@@ -65,9 +65,10 @@ class ChangeSum(ABC):
 class FeedbackSum(ChangeSum):
     """Sends the largest values of each chunk in few bits, with error feedback: see :class:`~sparseallreduce.ErrorFeedback`."""
 
-    def __init__(self, size: int, dtype: Any, density: float, beta: float, codec: str, chunk: int) -> None:
+    def __init__(self, size: int, dtype: Any, density: float, beta: float, codec: str, chunk: int, average: str) -> None:
         k = min(size, max(1, round(density * size)))
-        reducer = TopkA(size, k, selector=partial(ChunkTopK, chunk=chunk), value_codec=codec)
+        reducer = TopkA(size, k, selector=partial(ChunkTopK, chunk=chunk), value_codec=codec, average=average)
+        self._of_ranks = average == "ranks"
         self.feedback: ErrorFeedback = ErrorFeedback(reducer, dtype, decay=beta)
 
     def sum(self, change: Array, comm: Any) -> SparseStream:
@@ -95,7 +96,8 @@ class FeedbackSum(ChangeSum):
         self.feedback.restore({**state, "residual": np.zeros_like(self.feedback.residual)})
 
     def scale(self, factor: float) -> None:
-        self.feedback.residual *= self.feedback.residual.dtype.type(factor)
+        if self._of_ranks:
+            self.feedback.residual *= self.feedback.residual.dtype.type(factor)
 
 
 class MomentumSum(ChangeSum):

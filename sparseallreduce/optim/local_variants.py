@@ -40,12 +40,17 @@ class SparseLoCo(LocalSteps):
         The encoding of the values: "qsgd2", "qsgd4", "qsgd8", "float16", "bfloat16" or "exact"; see :class:`~sparseallreduce.TopkA`.
     chunk : int
         The number of parameters in a chunk.
+    average : str
+        What all ranks apply of a parameter: "senders", the mean of the values that were sent for it, as the authors' program does; or
+        "ranks", the sum of these values divided by the number of ranks, as algorithm 1 says. At small densities few ranks send the same
+        parameter, so that a mean over all ranks makes much smaller steps.
     """
 
     density: float
     beta: float
     codec: str
     chunk: int
+    average: str
 
     def __init__(
         self,
@@ -56,9 +61,10 @@ class SparseLoCo(LocalSteps):
         outer_lr: float = 1.0,
         codec: str = "qsgd2",
         chunk: int = 4096,
+        average: str = "senders",
         **how: Any,
     ) -> None:
-        self.density, self.beta, self.codec, self.chunk = density, beta, codec, chunk
+        self.density, self.beta, self.codec, self.chunk, self.average = density, beta, codec, chunk, average
         super().__init__(parameters, H, outer_lr=outer_lr, **how)
 
     def _check(self) -> None:
@@ -67,11 +73,11 @@ class SparseLoCo(LocalSteps):
             raise AlgorithmError(f"density is the share of the parameters that a sum sends, above 0 and at most 1, not {self.density}")
 
     def settings(self) -> dict[str, Any]:
-        own = {"density": self.density, "beta": self.beta, "codec": self.codec, "chunk": self.chunk}
+        own = {"density": self.density, "beta": self.beta, "codec": self.codec, "chunk": self.chunk, "average": self.average}
         return super().settings() | own
 
     def _new_sum(self, size: int) -> ChangeSum:
-        return FeedbackSum(size, self._vector.dtype, self.density, self.beta, self.codec, self.chunk)
+        return FeedbackSum(size, self._vector.dtype, self.density, self.beta, self.codec, self.chunk, self.average)
 
 
 class DiLoCo(LocalSteps):

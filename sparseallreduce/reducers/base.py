@@ -208,6 +208,10 @@ class Reducer(ABC):
         here or later, its changes to the reducer's state are undone.
         """
 
+    def divisor(self, ranks: int) -> int | Array:
+        """Return what error feedback divides the update of the latest operation by: the number of ranks, or a number for each value."""
+        return ranks
+
     def reset(self) -> None:
         """Reset the state to that of a new reducer.
 

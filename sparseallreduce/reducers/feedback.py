@@ -36,8 +36,8 @@ __all__ = ["ErrorFeedback"]
 class ErrorFeedback:
     """A reducer with the residual of one tensor.
 
-    Nothing is lost, unless the residual decays: the gradients of all ranks, summed over all steps, equal P times the updates plus the
-    residuals of all ranks, up to rounding.
+    Nothing is lost, unless the residual decays or the reducer averages over senders (see :class:`~sparseallreduce.TopkA`): the gradients of
+    all ranks, summed over all steps, equal P times the updates plus the residuals of all ranks, up to rounding.
 
     Parameters
     ----------
@@ -243,7 +243,7 @@ class _Step(ReducerOperation):
         self.feedback.gradients += 1
 
     def completed(self, reduced: Reduced, ranks: int) -> SparseStream:
-        mean, returned = _divided(reduced.update, ranks), self.reducer.returned
+        mean, returned = _divided(reduced.update, self.reducer.divisor(ranks)), self.reducer.returned
         assert self.accumulator is not None and returned is not None
         undo = self._undo(reduced.contributed, returned) if self.feedback.revocable else None
         _take_out(self.accumulator, reduced.contributed, returned)
@@ -286,11 +286,13 @@ def _take_out(residual: NDArray[Any], contributed: Any, returned: SparseStream) 
             raise
 
 
-def _divided(stream: SparseStream, ranks: int) -> SparseStream:
-    """Return the stream with its values divided by the number of ranks."""
-    if ranks == 1:
-        return stream
-    indices, stored, present = stream._indices, stream._stored / stream.dtype.type(ranks), stream._present
+def _divided(stream: SparseStream, divisor: int | NDArray[Any]) -> SparseStream:
+    """Return the stream with its values divided by a number, or each by its own."""
+    if isinstance(divisor, int):
+        if divisor == 1:
+            return stream
+        divisor = stream.dtype.type(divisor)
+    indices, stored, present = stream._indices, stream._stored / divisor, stream._present
     if indices is None:
         return Reduction.freeze(SparseStream._dense_form(stored, stream.size, present=present, density=stream.switch_density))
     return SparseStream._sparse_form(indices, stored, stream.size, density=stream.switch_density)

@@ -314,6 +314,10 @@ class SparseLoCo(LocalSteps):
         The encoding of the values: "qsgd2", "qsgd4", "qsgd8", "float16", "bfloat16" or "exact"; see :class:`~sparseallreduce.TopkA`.
     chunk : int
         The number of parameters in a chunk.
+    average : str
+        What all ranks apply of a parameter: "senders", the mean of the values that were sent for it, as the authors' program does; or
+        "ranks", the sum of these values divided by the number of ranks, as algorithm 1 says. At small densities few ranks send the same
+        parameter, so that a mean over all ranks makes much smaller steps.
 
     Examples
     --------
@@ -338,6 +342,7 @@ class SparseLoCo(LocalSteps):
         outer_lr: float = 1.0,
         codec: str = "qsgd2",
         chunk: int = 4096,
+        average: str = "senders",
         *,
         delay: int = 0,
         fragments: int = 1,
@@ -345,7 +350,7 @@ class SparseLoCo(LocalSteps):
         warmup: int = 0,
         comm: Any = None,
     ) -> None:
-        own = {"density": density, "beta": beta, "codec": codec, "chunk": chunk}
+        own = {"density": density, "beta": beta, "codec": codec, "chunk": chunk, "average": average}
         super().__init__(
             inner, comm=comm, H=H, outer_lr=outer_lr, delay=delay, fragments=fragments, progress=progress, warmup=warmup, **own
         )

@@ -73,9 +73,10 @@ def case_diloco_is_an_outer_step_with_momentum_of_nesterov(comm):
         np.testing.assert_allclose(flat(model).numpy(), flat(outer).numpy(), atol=1e-5)
 
 
-def case_sparseloco_is_the_algorithm_of_its_paper(comm):
+@each(average=["senders", "ranks"])
+def case_sparseloco_is_the_algorithm_of_its_paper(comm, average):
     model = net()
-    optimizer = SparseLoCo(torch.optim.SGD(model.parameters(), 0.05), 2, 0.1, 0.9, 0.8, "exact", 100, comm=comm)
+    optimizer = SparseLoCo(torch.optim.SGD(model.parameters(), 0.05), 2, 0.1, 0.9, 0.8, "exact", 100, average, comm=comm)
     expected = flat(model).numpy()
     errors, selector = np.zeros((comm.size, len(expected)), np.float32), sar.streams.selection.ChunkTopK(round(0.1 * len(expected)), 100)
     for step in (0, 2, 4):
@@ -83,7 +84,8 @@ def case_sparseloco_is_the_algorithm_of_its_paper(comm):
         for rank, error in enumerate(errors):
             error *= np.float32(0.9)
             sent.append(selector(error, alone(expected, rank, 2, step), clear=True).to_dense())
-        expected = expected - np.float32(0.8) * np.mean(sent, axis=0)
+        divisor = comm.size if average == "ranks" else np.maximum(np.count_nonzero(sent, axis=0), 1).astype(np.float32)
+        expected = expected - np.float32(0.8) * np.sum(sent, axis=0) / divisor
         train(model, optimizer, comm.rank, 2, step)
         np.testing.assert_allclose(flat(model).numpy(), expected, atol=1e-5)
 

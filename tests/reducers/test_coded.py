@@ -17,10 +17,10 @@ SELECTORS = {"exact": ExactTopK, "chunks": partial(ChunkTopK, chunk=100)}
 every_codec = pytest.mark.parametrize("codec", CODECS)
 
 
-def feedbacks(case, codec, selector="chunks", **options):
+def feedbacks(case, codec, selector="chunks", average="ranks", **options):
     return [
         sar.ErrorFeedback(reducer, case.dtype, **options)
-        for reducer in case.reducers(sar.TopkA, selector=SELECTORS[selector], value_codec=codec, seed=5)
+        for reducer in case.reducers(sar.TopkA, selector=SELECTORS[selector], value_codec=codec, seed=5, average=average)
     ]
 
 
@@ -102,6 +102,29 @@ def test_a_decay_that_is_none_is_an_error(decay):
         sar.ErrorFeedback(sar.TopkA(4, 1), decay=decay)
 
 
+@pytest.mark.parametrize("codec", ["exact", "qsgd2"])
+@pytest.mark.parametrize("ranks, k", [(1, 40), (3, 40), (4, 40), (4, 700), (3, 1000)])
+def test_the_mean_over_senders_divides_a_value_by_the_ranks_that_sent_it(ranks, k, codec):
+    """Also where the sum is dense, or each rank's own values are."""
+    case = Vectors(ranks, 1000, k, seed=4)
+    means = {}
+    for average in ("ranks", "senders"):
+        group = feedbacks(case, codec, average=average)
+        out = sar.simulate(case.first, group)
+        assert len({bits(mean) for mean in out.outputs}) == 1
+        means[average] = out.outputs[0].to_dense()
+        sent = np.array([gradient - feedback.residual for gradient, feedback in zip(case.first, group)])
+    senders = np.maximum(np.count_nonzero(np.abs(sent) > 1e-6, axis=0), 1)
+    np.testing.assert_allclose(means["senders"], sent.sum(axis=0) / senders, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(means["senders"] * senders, means["ranks"] * ranks, rtol=1e-5, atol=1e-6)
+    assert ranks == 1 or (senders > 1).any()
+
+
+def test_senders_of_values_that_hosts_add_are_not_known():
+    with pytest.raises(sar.AlgorithmError, match="hides the senders"):
+        sar.TopkA(100, 5, hosts=True, average="senders")
+
+
 def test_ranks_that_code_or_decay_differently_are_told_so():
     case = Vectors(2, 100, 5)
     one, other = (sar.ErrorFeedback(sar.TopkA(100, 5), decay=decay) for decay in (0.5, 0.6))
@@ -109,6 +132,8 @@ def test_ranks_that_code_or_decay_differently_are_told_so():
         sar.simulate(case.first, [one, other])
     with pytest.raises(sar.MismatchError, match="value codec"):
         sar.simulate(case.first, [sar.TopkA(100, 5, value_codec=codec) for codec in ("qsgd2", "qsgd4")])
+    with pytest.raises(sar.MismatchError, match="average"):
+        sar.simulate(case.first, [sar.TopkA(100, 5, average=average) for average in ("ranks", "senders")])
 
 
 def test_a_value_that_has_no_code_is_an_error_on_all_ranks_that_loses_nothing():
