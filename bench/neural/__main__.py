@@ -151,6 +151,33 @@ def local(ways: str | None, densities: str, seeds: str, seconds: float, records:
     make_local_table(list(dict.fromkeys(wanted)), records, seconds)
 
 
+@main.command()
+@click.option("--width", type=click.IntRange(min=4), default=56, show_default=True, help="56: 1.1 million parameters.")
+@click.option("--pieces", type=click.IntRange(min=1), default=1, show_default=True, help="Of 32 characters, a rank and step.")
+@click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="Of 30 steps of each way.")
+@click.option("--rate", default="1gbit", show_default=True, help="Of each host's link, as tc writes it.")
+def local_hosts(width: int, pieces: int, rounds: int, rate: str) -> None:
+    """Time local steps between two hosts beside DistributedDataParallel over gloo."""
+    from .local_hosts import print_local_table
+    from .throughput import hosts, on_hosts
+
+    with hosts(rate):
+        found = on_hosts(2, "local-hosts-ranks", width, pieces, rounds)
+    print_local_table(found)
+
+
+@main.command(hidden=True)
+@click.argument("width", type=int)
+@click.argument("pieces", type=int)
+@click.argument("rounds", type=int)
+@click.argument("out", type=FILE)
+def local_hosts_ranks(width: int, pieces: int, rounds: int, out: Path) -> None:
+    """What `local-hosts` starts on the hosts."""
+    from .local_hosts import measure_local
+
+    measure_local(width, pieces, rounds, out)
+
+
 @main.command(hidden=True)
 @click.argument("model")
 @click.argument("width", type=int)

@@ -5,7 +5,7 @@ mpiexec -n 2 python -m sparseallreduce.torch.run examples/frameworks/trainer_tex
 
 import argparse
 import tempfile
-from pathlib import Path
+from pydoc_data.topics import topics
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments, set_seed
@@ -16,7 +16,7 @@ parser.add_argument("--reducer")
 arguments = parser.parse_args()
 
 LENGTH = 64
-text = "".join(path.read_text() for path in sorted((Path(__file__).parents[2] / "docs").glob("*.md")))
+text = "\n".join(topics[name] for name in sorted(topics))
 tokens = torch.tensor(list(text.encode()))
 pieces = tokens[: len(tokens) // LENGTH * LENGTH].reshape(-1, LENGTH)
 set_seed(0)
@@ -32,7 +32,7 @@ class SparseSums(TrainerCallback):
         from sparseallreduce.torch import comm_hook
 
         if trainer.args.world_size > 1:
-            trainer.model_wrapped.register_comm_hook(None, comm_hook(arguments.reducer, density=0.05))
+            trainer.model_wrapped.register_comm_hook(None, comm_hook(arguments.reducer, density=0.2))
 
 
 with tempfile.TemporaryDirectory() as folder:
