@@ -1,6 +1,7 @@
 """Dual coordinate ascent in rounds under MPI: one optimum for any number of ranks, the same bits on all, and errors that all share."""
 
 import tempfile
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from mpi_cases import each, on_ranks
 import sparseallreduce as sar
 from sparseallreduce.errors import DatasetError, SparseAllreduceError, TrainingStopped
 from sparseallreduce.linear import Dataset, Hinge, Logistic, Multinomial, OneVsRest, SquaredHinge, generate, load, two_classes
-from sparseallreduce.linear.solvers import CoCoA, RoundOptions, RoundTrainer, TruncatedNewton
+from sparseallreduce.linear.solvers import CoCoA, RoundOptions, RoundTrainer, TruncatedNewton, cocoa, exchange
 from sparseallreduce.linear.solvers.gathered import Gathered
 from sparseallreduce.linear.solvers.local import LocalProblem
 from sparseallreduce.linear.solvers.newton import Newton
@@ -188,6 +189,91 @@ def case_what_ranks_add_up_never_lowers_the_dual_objective(comm, loss):
             found.advance()
         dual = np.array([each.dual for each in found.history])
         assert np.all(np.diff(dual) >= -1e-12 * np.abs(dual[1:])), (l2, dual)
+
+
+@contextmanager
+def in_parts(comm, loss, classes=2, **options):
+    """All samples, and a solver whose passes have several parts, between which some of the features in common are summed."""
+    rng = np.random.default_rng(3)
+    shares = np.repeat([0.5, 0.03], [6, 60])
+    X = scipy.sparse.csr_array(np.where(rng.random((120, len(shares))) < shares, rng.standard_normal((120, len(shares))), 0.0))
+    y = rng.integers(0, classes, 120).astype(float)
+    data = Dataset.from_scipy(X, y if classes > 2 else 2 * y - 1)
+    sizes = {(cocoa, "_PARTS"): 4, (cocoa, "_PART"): 1, (cocoa, "_ENTRIES"): 1, (cocoa, "_PER_FEATURE"): 0, (exchange, "_FREQUENT"): 10}
+    with pytest.MonkeyPatch.context() as patch:
+        for (module, name), size in sizes.items():
+            patch.setattr(module, name, size)
+        found = CoCoA(data, loss, comm=comm, tolerance=1e-12, **options)
+        assert 0 < found._exchange.frequent_features < found._exchange.shared_features
+        assert found._parts() == 4
+        yield data, found
+
+
+@on_ranks(2, 3, 5)
+@each(loss=[*LOSSES, "multinomial"], intercept=[False, True])
+def case_sums_of_frequent_features_within_a_pass_keep_weights_those_of_the_dual_variables(comm, loss, intercept):
+    several = loss == "multinomial"
+    for l2 in (1.0, 1e-3):
+        model = Multinomial(3) if several else LOSSES[loss]()
+        with in_parts(comm, model, classes=3 if several else 2, l2=l2, intercept=intercept) as (data, found):
+            for _ in range(6):
+                found.advance()
+            dual = np.array([each.dual for each in found.history])
+            assert np.all(np.diff(dual) >= -1e-6 * np.abs(dual[1:])), (l2, dual)
+            variables = np.concatenate(comm.allgather(found._local.dual))
+            if several:
+                factors = (np.eye(3)[data.labels.astype(int)] - variables) / (l2 * data.rows)
+            else:
+                factors = variables * data.labels
+            whole = scipy.sparse.hstack([data.to_scipy(), np.ones((data.rows, int(intercept)))])
+            weights = found.weights_of()
+            assert np.allclose(weights, whole.T @ factors, rtol=1e-4, atol=1e-5 * np.abs(weights).max())
+            assert len({each.tobytes() for each in comm.allgather(weights)}) == 1
+
+
+@on_ranks(2, 3)
+@each(part=[0, 2, 3], error=[MemoryError, KeyboardInterrupt])
+def case_a_rank_that_fails_in_a_part_of_a_pass_has_all_raise_and_undo_the_pass(comm, part, error):
+    with in_parts(comm, Logistic(), l2=1e-2) as (_, found):
+        found.advance()
+        before, ascend = found.weights_of(), LocalProblem.ascend_part
+
+        def strike(problem, number, ascend=ascend):
+            if number == part and comm.rank == comm.size - 1:
+                raise error("struck")
+            return ascend(problem, number)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(LocalProblem, "ascend_part", strike)
+            with pytest.raises((error, SparseAllreduceError), match=r"struck|KeyboardInterrupt"):
+                found.advance()
+        assert found.weights_of().tobytes() == before.tobytes()
+        for _ in range(50):
+            found.advance(certify=True)
+        assert found.history[-1].gap <= 1e-3 * found.history[-1].primal
+        assert len({each.tobytes() for each in comm.allgather(found.weights_of())}) == 1
+
+
+@on_ranks(2)
+def case_a_pass_that_was_cut_short_between_two_sums_is_undone_by_the_next(comm):
+    with in_parts(comm, Logistic(), l2=1e-2) as (_, found):
+        found.advance()
+        before, own, add = found.weights_of(), found._local.dual.copy(), type(found._exchange).add_early
+        with pytest.MonkeyPatch.context() as patch:
+            calls = []
+
+            def cut(summed, change):
+                calls.append(add(summed, change))
+                if len(calls) == 2:
+                    raise KeyboardInterrupt
+                return calls[-1]
+
+            patch.setattr(type(found._exchange), "add_early", cut)
+            with pytest.raises(KeyboardInterrupt):
+                found.advance()
+        found._exchange.open()
+        assert found._local.dual.tobytes() == own.tobytes()
+        assert found.weights_of().tobytes() == before.tobytes()
 
 
 @on_ranks(2, 3, 4)

@@ -33,7 +33,6 @@ __all__ = [
     "margins",
     "product",
     "scale_at",
-    "shared_norms",
     "shuffle",
     "squared_norms",
 ]
@@ -54,36 +53,35 @@ _THIRTY, _TWENTY_SEVEN, _THIRTY_ONE = np.uint64(30), np.uint64(27), np.uint64(31
 
 
 @kernel
-def squared_norms(indptr: Array, indices: Array, values: Array, frame: Array, intercept: float, out: Array) -> None:
-    """Write the squared length of every row, including the intercept; an empty ``values`` means that all values are 1."""
-    for row in range(out.size):
-        if values.size == 0:
-            out[row] = intercept + np.float64(indptr[row + 1] - indptr[row])
-            continue
-        total = intercept
-        for entry in range(indptr[row], indptr[row + 1]):
-            value = value_at(values, frame, entry, np.uint64(indices[entry]))
-            total += value * value
-        out[row] = total
+def squared_norms(indptr: Array, indices: Array, values: Array, frame: Array, scales: Array, intercept: int, out: Array) -> None:
+    """Write the squared length of every row, including the intercept, with each square times the scale of its feature.
 
-
-@kernel
-def shared_norms(indptr: Array, indices: Array, values: Array, frame: Array, scales: Array, intercept: int, out: Array) -> None:
-    """Add the squares of each row's values to ``out``, each times the scale of its feature, see :func:`ascend`, less one."""
-    shared = np.uint64(scales[0])
+    An empty ``values`` means that all values are 1; for ``scales`` and ``intercept`` see :func:`ascend`.
+    """
+    constant = 0.0 if intercept < 0 else scale_at(scales, np.uint64(intercept)) if scales.size else 1.0
+    shared, scale = np.uint64(0), 1.0
+    if scales.size == 2:
+        shared, scale = np.uint64(scales[0]), scales[1]
     for row in range(out.size):
-        total, common = scale_at(scales, np.uint64(intercept)) - 1.0 if intercept >= 0 else 0.0, 0.0
-        if values.size == 0 and scales.size == 2:
-            for entry in range(indptr[row], indptr[row + 1]):
-                common += 1.0 if np.uint64(indices[entry]) < shared else 0.0
-            total += common * (scales[1] - 1.0)
+        begin, end, total, after = indptr[row], indptr[row + 1], constant, 0.0
+        if scales.size == 0 and values.size == 0:
+            total += np.float64(end - begin)
+        elif scales.size <= 2:  # two sums, because an addition waits for the one before it
+            for entry in range(begin, end - 1, 2):
+                place, following = np.uint64(indices[entry]), np.uint64(indices[entry + 1])
+                value, next_value = value_at(values, frame, entry, place), value_at(values, frame, entry + 1, following)
+                total += (scale if place < shared else 1.0) * (value * value)
+                after += (scale if following < shared else 1.0) * (next_value * next_value)
+            if (end - begin) % 2:
+                place = np.uint64(indices[end - 1])
+                value = value_at(values, frame, end - 1, place)
+                total += (scale if place < shared else 1.0) * (value * value)
         else:
-            for entry in range(indptr[row], indptr[row + 1]):
+            for entry in range(begin, end):
                 place = np.uint64(indices[entry])
-                if place < shared:
-                    value = value_at(values, frame, entry, place)
-                    total += (scale_at(scales, place) - 1.0) * value * value
-        out[row] += total
+                value = value_at(values, frame, entry, place)
+                total += scale_at(scales, place) * (value * value)
+        out[row] = total + after
 
 
 @inlined

@@ -31,7 +31,7 @@ def warm_up(index_dtype: DTypeLike, value_dtype: DTypeLike, place_dtype: DTypeLi
     int64, uint64, float64, places, whole = types.int64[::1], types.uint64[::1], types.float64[::1], place[::1], types.int64
     rows = _fixed(whole), _fixed(place), _fixed(value), float64, _fixed(types.float64)
     _warm_up_numbering(index, place)
-    compiled_entry(dual.squared_norms, (*rows[:4], types.float64, float64))
+    compiled_entry(dual.squared_norms, (*rows[:4], float64, whole, float64))
     compiled_entry(magnitudes.column_sums, (*rows[:3], float64, float64))
     compiled_entry(dual.margins, (*rows, float64, whole, float64))
     state = float64, float64, float64, float64, whole, float64, int64, whole, float64, uint64
@@ -42,12 +42,12 @@ def warm_up(index_dtype: DTypeLike, value_dtype: DTypeLike, place_dtype: DTypeLi
     if sum_dtype is not None:
         summed = numba.from_dtype(np.dtype(sum_dtype))
         _warm_up_sharing(index, place)
-        compiled_entry(dual.shared_norms, (*rows[:4], float64, whole, float64))
         compiled_entry(weight_changes.change, (float64, float64, float64, whole, summed[::1]))
-        compiled_entry(weight_changes.settle, (_fixed(summed), types.float64, places, float64, float64, float64))
+        compiled_entry(weight_changes.settle, (summed[::1], types.float64, places, float64, float64, float64))
+        compiled_entry(weight_changes.move, (_fixed(summed), places, float64, float64))
         compiled_entry(weight_changes.step_back, (float64, float64, types.float64))
         compiled_entry(weight_changes.along, (float64, float64))
-        compiled_entry(weight_changes.slope_and_square, (float64, _fixed(summed)))
+        compiled_entry(weight_changes.slope_and_square, (float64, summed[::1]))
 
 
 def warm_up_gathering(index_dtype: DTypeLike, value_dtype: DTypeLike, place_dtype: DTypeLike) -> None:

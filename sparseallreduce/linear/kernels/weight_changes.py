@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sparseallreduce.linear.kernels.dual import scale_at
 from sparseallreduce.streams.kernels.compilation import inlined, kernel
 
-__all__ = ["along", "assign", "change", "occurring", "settle", "slope_and_square", "squared_length", "step_back", "take_rows"]
+__all__ = ["along", "assign", "change", "move", "occurring", "settle", "slope_and_square", "squared_length", "step_back", "take_rows"]
 
 Array = NDArray[Any]
 
@@ -67,6 +67,14 @@ def settle(total: Array, share: float, slots: Array, shared: Array, weights: Arr
         shared[i] += share * np.float64(total[i])
     for i in range(slots.size):
         weights[i] = before[i] = shared[np.uint64(slots[i])]
+
+
+@kernel
+def move(total: Array, slots: Array, before: Array, weights: Array) -> None:
+    """Add the sums at ``slots`` to the first numbers of ``before``, and copy these to ``weights``."""
+    for i in range(slots.size):
+        before[i] += np.float64(total[np.uint64(slots[i])])
+        weights[i] = before[i]
 
 
 @kernel

@@ -39,13 +39,12 @@ T = TypeVar("T")
 PHASES = ("compute", "communicate", "evaluate")
 
 _FLOAT32 = 1e-5  # smallest tolerance for which changes are summed in float32
-# Largest number of parts of a pass, after each of which changes are summed, and smallest number of samples per rank and part. To a gap of
-# 1e-3 two ranks took 10 rounds of the logistic loss in 5 parts, and 29 in one.
-_PARTS, _PART = 5, 400
-# A pass has one part per this many active non-zeros of a rank and shared feature, but at least two: a sum takes as long as 5 or more
-# non-zeros per feature. To a gap of 1e-3, two ranks, 5 parts and 2, each twice, seconds: phishing_url .40, .46 and .24 (logistic), .38, .39
-# and .21 (squared hinge), 100,000 samples like URL's 1.9, 1.8 and 1.6, 1.7, 1.7 and 1.5; in one part .27, .28, 2.2 and 1.8.
-_ENTRIES, _FEWEST = 12, 2
+# Largest number of parts of a pass, after each of which changes of frequent features are summed, and smallest number of samples per rank
+# and part. Objectives after passes of two ranks over 100,000 samples like URL's, logistic: .071 .047 .038 .037 with two sums of all
+# features a pass, .062 .044 .038 .037 with one and 19 of frequent ones; one rank .058 .041 .037 .036.
+_PARTS, _PART = 20, 400
+# Smallest number of active non-zeros of a rank per part, and additionally per frequent feature, which take as long as a sum.
+_ENTRIES, _PER_FEATURE = 1 << 14, 4
 # Visits per sample of all ranks before the first rank broadcasts its changes. A single rank makes as many in a round if less than a fourth
 # of its samples are active. Rounds to a gap of 5e-7, phishing_url: squared hinge 249 with one pass, 12 on two ranks.
 _VISITS, _FEW = 3, 4
@@ -73,12 +72,12 @@ class CoCoA:
 
     It minimises ``l2 / 2 * |w|^2 + mean loss``, where sample weights multiply the losses. In LIBLINEAR's terms, C is ``1 / (samples * l2)``
     and the objective is ``l2`` times LIBLINEAR's. In a round every rank visits its own samples in random order, and sets one dual variable
-    after the other to its best value, given what the rank knows; the changes of the weights are summed over all ranks, up to 5 times per
-    round. The paper sums only at the end of a round: then a pass of two ranks achieves half of one rank's pass, or much less with the
-    hinge. On one rank the method is LIBLINEAR's dual solver (Hsieh et al. 2008; Yu et al. 2011 for the logistic loss), which skips samples
-    whose dual variables stay at a bound. With several ranks, the first one processes the remaining active samples of all ranks once they
-    are few (:mod:`~sparseallreduce.linear.solvers.gathered`). The rounds depend on the number of ranks; the optimum does not. Creating a
-    solver is collective.
+    after the other to its best value, given what the rank knows; the changes of the weights are summed over all ranks at the end of the
+    round, and those of frequent features up to 20 times in it. The paper sums only at the end: then a pass of two ranks achieves half of
+    one rank's pass, or much less with the hinge. On one rank the method is LIBLINEAR's dual solver (Hsieh et al. 2008; Yu et al. 2011 for
+    the logistic loss), which skips samples whose dual variables stay at a bound. With several ranks, the first one processes the remaining
+    active samples of all ranks once they are few (:mod:`~sparseallreduce.linear.solvers.gathered`). The rounds depend on the number of
+    ranks; the optimum does not. Creating a solver is collective.
 
     Parameters
     ----------
@@ -190,12 +189,7 @@ class CoCoA:
         self._exchange = Exchange(self._local, self.dataset.features, self.comm, self._sum_dtype)
         local, exchange = self._local, self._exchange
         frame = frame_of(self.dataset, local.numbering, self.comm, self.free_intercept, self.scale_features, local.has_ones)
-
-        def begin() -> None:
-            local.take(frame)
-            exchange.begin()
-
-        agreed(self.comm, begin)
+        agreed(self.comm, lambda: exchange.begin(frame))
         self._centre = np.zeros(self._local.width)  # the distance of a free intercept from this is penalised
         if self.free_intercept and not self.model.classifies:
             self._begin_at_mean()
@@ -383,30 +377,44 @@ class CoCoA:
 
     def _step_separately(self, clock: Clock) -> float:
         """Let every rank process its own samples, and sum the changes several times."""
-        total, parts = 0.0, 1
+        exchange, parts, found = self._exchange, 1, 0.0
+        exchange.open()
         self._pace.spend(self._busiest)
         if self.local_passes == 1:
             parts = self._parts()
-        for part in range(parts):
+        for part in range(parts - 1):
             failure: BaseException | None = None
             try:
-                change = self._exchange.own_change(self._ascended(part, parts))
+                found += self._ascended(part, parts)
+                change = exchange.own_early_change()
             except BaseException as error:
-                failure, change = error, self._exchange.failure()
+                failure, change = error, exchange.failure(early=True)
             clock.lap("compute")
-            gap = self._exchange.add(change)
+            is_added = exchange.add_early(change)
             clock.lap("communicate")
-            if gap is None:
+            if not is_added:
                 agreed(self.comm, partial(_raised, failure))
-            else:
-                total += gap
-        return total
+        return self._ended(clock, parts, found)
+
+    def _ended(self, clock: Clock, parts: int, found: float) -> float:
+        """Process the last part of a pass, and sum the changes of all features; return the sum of gaps, given that of earlier parts."""
+        failure: BaseException | None = None
+        try:
+            change = self._exchange.own_change(found + self._ascended(parts - 1, parts))
+        except BaseException as error:
+            failure, change = error, self._exchange.failure(early=False)
+        clock.lap("compute")
+        gap = self._exchange.add(change)
+        clock.lap("communicate")
+        if gap is None:
+            agreed(self.comm, partial(_raised, failure))
+        return gap or 0.0
 
     def _parts(self) -> int:
         """Return the number of parts of the next pass, the same on every rank."""
         ranks, entries = int(self.comm.size), self._nonzeros or self._gathered.entries
-        worth = entries // (ranks * _ENTRIES * max(1, self._exchange.shared_features))
-        return max(1, min(_PARTS, max(_FEWEST, worth), self._active // (ranks * _PART)))
+        worth = entries // (ranks * (_ENTRIES + _PER_FEATURE * self._exchange.frequent_features))
+        return max(1, min(_PARTS, worth, self._active // (ranks * _PART)))
 
     def _ascended(self, part: int, parts: int) -> float:
         """Visit the active samples for a part of a pass or several passes; return the sum of the duality gaps found before each visit."""

@@ -85,11 +85,10 @@ class LocalProblem:
         indptr, frame = read_only(dataset.indptr - begin), np.empty(0)
         self.has_ones: bool = bool((values == 1).all())
         self._rows = indptr, read_only(numbering.indices), values[:0] if self.has_ones else values, frame, dataset.labels
-        kernels.squared_norms(*self._rows[:4], float(intercept), self._norms)
         self.frame: Frame | None = None
         self._counts = np.ones(dataset.rows) if dataset.weights is None else dataset.weights
         self._bounds, self._widening = self._counts / (dataset.total_samples * l2), 1.0
-        self.scales, self._curvatures = np.empty(0), self._norms
+        self.scales: Array = np.empty(0)
         self.dual: Array = np.zeros(dataset.rows)
         self.weights: Array = np.zeros(numbering.size)
         self._active = np.empty(dataset.rows, np.int64)
@@ -102,27 +101,33 @@ class LocalProblem:
         self._order = np.random.default_rng(seeds)
         self.margins: Array = np.empty(dataset.rows)
 
-    def take(self, frame: Frame | None) -> None:
-        """Shift and scale values from now on, if ``frame`` is not None. Called before the first pass, when features have positions.
+    def take(self, frame: Frame | None, others: Array | None = None) -> None:
+        """Complete the problem. Called before the first pass, when features have positions.
+
+        Parameters
+        ----------
+        frame : Frame, optional
+            How to shift and scale values.
+        others : ndarray, optional
+            For each of this rank's slots, the number of other ranks that are assumed to make the same change of its weight.
 
         Raises
         ------
         DatasetError
-            If the sum of squares of a sample's values is then not finite.
+            If the sum of squares of a sample's values is not finite.
         """
         if frame is not None:
-            self._reframe(frame)
+            # Values are given even if all are ones on this rank, because those of other ranks are not.
+            indptr, indices, _, _, labels = self._rows
+            self.frame, self._rows = frame, (indptr, indices, self._values, frame.by_place(self.numbering), labels)
+        if others is not None:
+            theirs = others[:1] if (others == others[:1]).all() else others  # of two ranks all are equal, and need no look-up
+            self.scales = np.append(float(len(others)), 1.0 + theirs)
+        kernels.squared_norms(*self._rows[:4], self.scales, self.numbering.intercept, self._norms)
         strange = np.flatnonzero(~np.isfinite(self._norms))
         if len(strange):
             where = f"{self._dataset.source}: the squares of sample {self._dataset.first_sample + strange[0]}'s values"
             raise DatasetError(f"{where} overflow: scale them")
-
-    def _reframe(self, frame: Frame) -> None:
-        indptr, indices, _, _, labels = self._rows
-        values = self._values  # also if all values are ones on this rank, because those of other ranks are not
-        self.frame, pairs = frame, frame.by_place(self.numbering)
-        self._rows = indptr, indices, values, pairs, labels
-        kernels.squared_norms(indptr, indices, values, pairs, float(self._settings[2]), self._norms)
 
     def penalise(self, l2: float) -> None:
         """Change the penalty. :meth:`scale` has to be called before a pass, with a factor of at most the growth of the bounds."""
@@ -142,18 +147,6 @@ class LocalProblem:
         self.weights *= factor
         if first >= 0:
             self.weights[first : first + self.width] += (1 - factor) * centre
-
-    def count_others(self, others: Array) -> None:
-        """Count changes of weights as if other ranks made the same changes.
-
-        Parameters
-        ----------
-        others : ndarray
-            Number of other ranks for each of this rank's slots.
-        """
-        theirs = others[:1] if (others == others[:1]).all() else others  # of two ranks all are equal, and need no look-up
-        self.scales, self._curvatures = np.append(float(len(others)), 1.0 + theirs), self._norms.copy()
-        kernels.shared_norms(*self._rows[:4], self.scales, self.numbering.intercept, self._curvatures)
 
     @property
     def intercept(self) -> Array:
@@ -286,7 +279,7 @@ class LocalProblem:
     @property
     def _problem(self) -> tuple[Any, ...]:
         """The arguments that all kernels of passes begin with."""
-        return *self._rows, self._bounds, self._curvatures, self.dual, self.weights, self.numbering.intercept, self.scales
+        return *self._rows, self._bounds, self._norms, self.dual, self.weights, self.numbering.intercept, self.scales
 
     def conjugates(self, dual: Array | None = None) -> float:
         """Return the sum of the samples' terms of the dual objective (to be minimised), at the given dual variables or the present ones."""

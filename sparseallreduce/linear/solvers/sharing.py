@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -50,15 +51,18 @@ class SharedFeatures:
             self.features, holders, counts = self._held_by_several()
         self.slots: Array = np.empty(len(counts), numbering.places.dtype)
         feature_numbers.order_by_count(counts, self.slots[:0], 0, self.slots)
-        self.holders: Array = np.empty(len(counts), np.int64)
+        self.holders: Array = np.empty(len(counts), np.int32)
         self.holders[self.slots] = holders
+        self._counts = counts
+        self._counts = counts
         numbering.arrange(self.features, self.slots, comm.size == 1)
 
     def _held_by_several(self) -> tuple[Array, Array, Array]:
         """Return the features that several ranks have, and their numbers of ranks and occurrences. Collective."""
         numbering, ranks = self._numbering, int(self._comm.size)
         bits = 31 - ranks.bit_length()  # of the sum of occurrences; those above hold the number of ranks
-        own = np.minimum(numbering.counts, ((1 << bits) - 1) // ranks).astype(np.int32) + np.int32(1 << bits)
+        own = np.minimum(numbering.counts, ((1 << bits) - 1) // ranks, dtype=np.int32, casting="unsafe")
+        own += np.int32(1 << bits)
         total = allreduce(SparseStream(numbering.features, own, self._size), self._comm)
         indices = np.empty(0, numbering.features.dtype) if total.is_dense else total.indices
         found = read_only(indices), read_only(_stored(total)), bits
@@ -70,6 +74,13 @@ class SharedFeatures:
 
     def __len__(self) -> int:
         return len(self.features)
+
+    def frequent(self, occurrences: float) -> int:
+        """Return the number of the first slots whose features occur at least so many times, rounded up to a power of two.
+
+        Occurrences are those in the samples that are counted, of all ranks; slots are ordered by the power of two below them.
+        """
+        return int(np.count_nonzero(self._counts >= 2 ** math.ceil(math.log2(max(1.0, occurrences)))))
 
     def assembled(self, shared: Array, own: Array, width: int = 1) -> Array:
         """Return the weights of all features, the same on every rank, of shape (features, width). Collective.
