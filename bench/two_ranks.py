@@ -4,6 +4,7 @@
 
 Three runs of `train` take turns: one rank, two ranks, and one rank while another run of one rank is at work. The last says what the
 machine allows: where two runs that have nothing to do with each other slow each other down, two ranks cannot take half the time of one.
+A fourth run, of two ranks, averages dense weights by MPI once a pass (`bench/dense_sums.py`).
 Seconds are those of the epochs, and of picking a rate, without evaluation, reading and compiling. The aim is the best accuracy that any of
 the runs comes to, less the margin. Printed are medians over the rounds, and the ratios of two ranks to one: alone, and beside another run.
 Passes after the first, which do not depend on where the aim happens to lie, are compared too.
@@ -23,7 +24,8 @@ from typing import Any, NamedTuple
 import click
 from demo import ROOT, mpiexec
 
-RUNS = {"one": (1, 1), "two": (2, 1), "beside": (1, 2)}  # ranks, and how many such runs at once
+DENSE = "dense"
+RUNS = {"one": (1, 1), "two": (2, 1), "beside": (1, 2), DENSE: (2, 1)}  # ranks, and how many such runs at once
 
 
 class Curve(NamedTuple):
@@ -54,12 +56,12 @@ def two_ranks(training: Path, test: Path, options: tuple[str, ...], rounds: int,
     found = {}
     for each in options:
         for ranks in (1, 2):  # compiles
-            trained(training, test, each, ranks, 1)
+            trained(program("one", each), training, test, ranks, 1)
         curves: dict[str, list[Curve]] = {name: [] for name in RUNS}
         for _ in range(rounds):
             for name, (ranks, at_once) in RUNS.items():
-                curves[name] += trained(training, test, each, ranks, at_once)
-        aim = max(accuracy for of_run in curves.values() for curve in of_run for accuracy in curve.accuracies) - margin
+                curves[name] += trained(program(name, each), training, test, ranks, at_once)
+        aim = max(accuracy for name in RUNS if name != DENSE for curve in curves[name] for accuracy in curve.accuracies) - margin
         found[each] = shown(f"{training.name}, train {each}".rstrip(), curves, aim)
     if json_path is not None:
         json_path.write_text(json.dumps({"schema": 1, "command": "two_ranks", "results": found}, indent=1) + "\n")
@@ -81,13 +83,21 @@ def shown(title: str, curves: dict[str, list[Curve]], aim: float) -> dict[str, o
     return {"aim": aim, "seconds": reached, "pass": passes, "curves": {name: list(map(list, of)) for name, of in curves.items()}}
 
 
-def trained(training: Path, test: Path, options: str, ranks: int, at_once: int) -> list[Curve]:
-    """Train by the command on so many ranks, several times at once."""
+def program(name: str, options: str) -> tuple[list[str], list[str]]:
+    """What Python runs for a kind of run, and the options of it."""
+    if name == DENSE:
+        return [str(Path(__file__).parent / "dense_sums.py")], []
+    return ["-m", "sparseallreduce", "train"], options.split()
+
+
+def trained(program: tuple[list[str], list[str]], training: Path, test: Path, ranks: int, at_once: int) -> list[Curve]:
+    """Train on so many ranks, several times at once."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
         reports = [Path(folder) / f"{number}.json" for number in range(at_once)]
         launcher = [mpiexec(), "-n", str(ranks)] if ranks > 1 else []
-        command = [*launcher, sys.executable, "-m", "sparseallreduce", "train", str(training), "--test", str(test), *options.split()]
+        (module, options), of_train = program, "-m" in program[0]
+        command = [*launcher, sys.executable, *module, str(training), *(["--test"] if of_train else []), str(test), *options]
         quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "env": environment}
         running = [subprocess.Popen([*command, "--json", str(report)], cwd=ROOT, **quiet) for report in reports]
         codes = [run.wait() for run in running]
