@@ -159,7 +159,7 @@ class SimulatedPlan:
 def laid_out(streams: Sequence[sar.SparseStream], comm: Rank) -> tuple[Any, float]:
     """Return the union of the streams' indices, and the seconds of a sum whose indices are known."""
     network, first = comm._hosts.network, streams[0]
-    kind, machine = Kind(SUM, first.dtype, first.values.shape[1:]), machine_of(network, 1.0)
+    kind, machine = Kind(SUM, first.dtype, first.values.shape[1:]), machine_of(network)
     schedules = [configured(stream.indices, stream.size, kind, "auto", rank, len(streams), machine) for rank, stream in enumerate(streams)]
     made: list[FixedSum] = engine.run(schedules, network).outputs
     sums = [each.run(stream.values) for each, stream in zip(made, streams, strict=True)]

@@ -14,7 +14,6 @@ from threadpoolctl import threadpool_limits
 
 import sparseallreduce as sar
 from sparseallreduce import optim
-from sparseallreduce.runtime.communicators import world
 
 OPTIMISERS = {
     "dense SGD": optim.DenseSGD,
@@ -110,6 +109,15 @@ def plot(histories, path, title):
     figure.savefig(path, dpi=150)
 
 
+def communicator():
+    """Return all ranks, or one alone where there is no MPI library."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError):
+        return sar.SERIAL
+    return MPI.COMM_WORLD
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--optimisers", default=",".join(OPTIMISERS), help="names separated by commas")
@@ -120,7 +128,7 @@ def main():
     parser.add_argument("--plot", type=Path, help="where to draw the curves")
     parser.add_argument("--json", type=Path, help="where to write them")
     arguments = parser.parse_args()
-    comm = world()  # of MPI, or of one process without it
+    comm = communicator()
     histories = {}
     for name in arguments.optimisers.split(","):
         with threadpool_limits(1):  # the ranks of a machine share its cores

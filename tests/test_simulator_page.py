@@ -54,7 +54,7 @@ def test_the_page_predicts_what_simulate_does(given):
     hosts, width = network.layout(ranks), value_bytes // 2
     values = np.ones(entries, np.float16) if width == 1 else np.ones((entries, width), np.float16)
     stream = sar.SparseStream(np.arange(entries), values, size)
-    machine, problem = machine_of(network, ranks / len(hosts.members)), problem_of(stream, entries, ranks, Reduction(), hosts=hosts)
+    machine, problem = machine_of(network, hosts), problem_of(stream, entries, ranks, Reduction(), hosts=hosts)
     exact = problem._replace(entries=entries)
     found = prediction(*given)
     torus = {"dense_torus": predicted_time("dense_torus", exact, machine)} if "dense_torus" in found["times"] else {}

@@ -9,6 +9,7 @@ import sparseallreduce as sar
 from sparseallreduce import data_cache, linear, optim, testing
 from sparseallreduce.cli.paper_figures import FIGURES
 
+MODULES = {"sparseallreduce.optim"}  # that guides import as a whole
 API = Path(__file__).parent.parent / "docs" / "api"
 
 
@@ -31,6 +32,23 @@ def test_every_public_name_is_in_the_reference(module):
     if module is sar:
         names |= {"register_algorithm", "register_codec", "register_reducer"}
     assert documented(module.__name__) == names
+
+
+def imported_by_guides():
+    """Return the names that guides, tutorials and examples import from this library, with their modules."""
+    root = API.parent.parent
+    pages = [root / "README.md", *API.parent.rglob("*.md"), *(root / "examples").rglob("*.py")]
+    found = (each for page in pages for each in re.findall(r"from (sparseallreduce(?:\.\w+)*) import \(?([\w, ]+)", page.read_text()))
+    return sorted({(module, name) for module, names in found for name in re.findall(r"\w+", re.sub(r" as \w+", "", names))})
+
+
+@pytest.mark.parametrize("module,name", imported_by_guides())
+def test_what_guides_import_is_in_the_reference(module, name):
+    """What is in no page of the API is not public, and may change."""
+    if module == "sparseallreduce.torch":
+        assert name in (API / "torch.rst").read_text()
+    elif f"{module}.{name}" not in MODULES:
+        assert name in documented(module)
 
 
 def test_every_page_is_in_the_contents():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sparseallreduce.algorithms.choose import choose, predicted_times, rounded
-from sparseallreduce.algorithms.cost import Machine, Problem, expected_size, predicted_time
+from sparseallreduce.algorithms.cost import Machine, Problem, expected_size, predicted_time, rabenseifner_of_messages
 
 
 def prediction(
@@ -42,6 +42,7 @@ def prediction(
     machine = Machine(
         latency, beta, gamma, gamma_dense, beta, codec=1e-15, alpha_local=local_latency, beta_local=1 / local_bandwidth
     )  # fmt: skip
+    machine = rabenseifner_of_messages(machine, ranks, problem.local) if ranks > 1 else machine
     times = predicted_times(problem, machine)
     if hosts > 1 and smallest > 1:
         times["dense_torus"] = predicted_time("dense_torus", problem, machine)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from functools import lru_cache
 
-from sparseallreduce.algorithms.cost import Machine, Problem, outer_problem, predicted_time
+from sparseallreduce.algorithms.cost import Machine, Problem, outer_problem, predicted_time, rabenseifner_of_messages
 from sparseallreduce.algorithms.dsar_early_switch import core_of
 from sparseallreduce.algorithms.hierarchical import SPLIT, Hosts
 from sparseallreduce.algorithms.overlap import Overlap
@@ -74,7 +74,9 @@ def predicted_times(problem: Problem, machine: Machine) -> dict[str, float]:
 def choose_levels(problem: Problem, machine: Machine) -> dict[str, str]:
     """Return the options ``inner`` and ``outer`` of the hierarchical algorithm that are expected to be fastest."""
     outer = outer_problem(problem)
-    return {"inner": SPLIT, "outer": choose(outer, machine) if outer.ranks > 1 else CANDIDATES[0]}
+    if outer.ranks == 1:
+        return {"inner": SPLIT, "outer": CANDIDATES[0]}
+    return {"inner": SPLIT, "outer": choose(outer, rabenseifner_of_messages(machine, outer.ranks, 1))}
 
 
 def is_worth_a_sample(stream: SparseStream, entries: float, ranks: int, machine: Machine, all_near: bool, least: float = LONG) -> bool:

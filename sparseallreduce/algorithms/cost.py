@@ -28,6 +28,7 @@ __all__ = [
     "outer_problem",
     "pair_time",
     "predicted_time",
+    "rabenseifner_of_messages",
     "rounds",
     "sent_bytes",
     "set_model",
@@ -276,6 +277,24 @@ def rounds(ranks: int) -> int:
     return (ranks - 1).bit_length()
 
 
+def rabenseifner_of_messages(machine: Machine, ranks: int, local: int) -> Machine:
+    """Return a machine whose dense allreduce is Rabenseifner's algorithm of plain messages, as the simulator runs it.
+
+    ``local`` is the number of consecutive ranks on each host. Ranks in excess of a power of two send the whole vector and get it back.
+    """
+    core = lower_power_of_two(ranks)
+    alpha_near = machine.alpha if machine.alpha_local is None else machine.alpha_local
+    beta_near = machine.beta if machine.beta_local is None else machine.beta_local
+    latency, share = 0.0, 0.0
+    if core < ranks:
+        latency += 2 * (alpha_near if core < local else machine.alpha)
+        share += 2 * (beta_near if core < local else machine.beta)
+    for distance in halvings(core):
+        latency += 2 * (alpha_near if distance < local else machine.alpha)
+        share += (distance / core + 0.5 / distance) * (beta_near if distance < local else machine.beta)
+    return machine._replace(alpha_dense=latency, beta_dense=share / (2 * (ranks - 1) / ranks))
+
+
 def _copied(problem: Problem, machine: Machine, to_host: float, to_device: float, copies: float = 1) -> float:
     """Return the seconds of copies to the host and back, given the total bytes in each direction; 0 for streams on the host."""
     if not problem.on_device or problem.ranks == 1:
@@ -433,16 +452,23 @@ def _ssar_ring(problem: Problem, machine: Machine) -> float:
     ranks = problem.ranks
     entries, extent = problem.entries / ranks, problem.size / ranks
     time, parts = 0.0, problem.parts
+    machine, next_one = machine._replace(beta=_beta_of_one(problem, machine)), 1 if problem.local == ranks else ranks
     problem = problem._replace(occupancy=(1.0, 1.0))  # at each hop the part that takes most bytes is waited for, which is a wide one
     for hop in range(1, ranks):
         partial = problem.held(hop) / ranks
         fullest = parts.entries + (hop - 1) / (ranks - 1) * (parts.summed - parts.entries)
         work = fullest * pair_time(problem, machine, (partial + entries) / 2, extent)
         fullest *= problem.fullest(hop)
-        time += step_time(problem, machine, ranks, fullest * partial, fullest * extent, work)
+        time += step_time(problem, machine, next_one, fullest * partial, fullest * extent, work)
     total = problem.held(ranks) / ranks
-    time += (ranks - 1) * step_time(problem, machine, ranks, parts.summed * total, parts.summed * extent)
+    time += (ranks - 1) * step_time(problem, machine, next_one, parts.summed * total, parts.summed * extent)
     return time + concatenation_time(problem, machine, total, extent)
+
+
+def _beta_of_one(problem: Problem, machine: Machine) -> float:
+    """Return the seconds per byte of a message to another host if one rank of each host sends at a time, which leaves it the whole link."""
+    near = machine.beta if machine.beta_local is None else machine.beta_local
+    return min(max(machine.beta / problem.local, near), machine.beta)
 
 
 def _dense_gather(problem: Problem, machine: Machine, parts: Figures) -> float:
@@ -518,7 +544,10 @@ def outer_problem(problem: Problem) -> Problem:
 def _hierarchical(problem: Problem, machine: Machine) -> float:
     outer = outer_problem(problem)
     each = max(1, round(problem.ranks / problem.hosts))
-    time, parts = min(_MODELS[name](outer, machine) for name in _FLAT) if outer.ranks > 1 else 0.0, problem.host_parts
+    time, parts = 0.0, problem.host_parts
+    if outer.ranks > 1:
+        between = rabenseifner_of_messages(machine, outer.ranks, 1)  # MPI's own is measured for all ranks
+        time = min(_MODELS[name](outer, between) for name in _FLAT)
     if each == 1:
         return time
     extent, total = problem.size / problem.lanes, problem.held(problem.ranks) / problem.lanes
@@ -541,11 +570,12 @@ def _dense_torus(problem: Problem, machine: Machine) -> float:
     time = _pass_time(problem, machine, problem.size) + _merge_time(problem, machine, problem.entries)
     time += 2 * (each - 1) * step_time(here, machine, 1, part, part, dense=True)
     time += (each - 1) * machine.dense_pass(part, part * problem.value_bytes, problem.on_device)
-    for _ in range(problem.hosts - 1):
-        block = part / problem.hosts
+    far, block = problem._replace(local=1), part / problem.hosts
+    for hop in range(1, problem.hosts):  # blocks are dense, but zeros need not be sent
         work = _pass_time(problem, machine, block)
-        time += step_time(problem._replace(local=1), machine, problem.ranks, block, block, work, dense=True)
-        time += step_time(problem._replace(local=1), machine, problem.ranks, block, block, dense=True)
+        added, total = (problem.held(ranks) * block / problem.size if problem.size else 0.0 for ranks in (hop * each, problem.ranks))
+        time += step_time(far, machine, problem.ranks, added, block, work, dense=True)
+        time += step_time(far, machine, problem.ranks, total, block, dense=True)
     return time
 
 

@@ -10,6 +10,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
@@ -22,7 +23,7 @@ from sparseallreduce.cli.network import capacity_of, machine_of, taken_by_auto
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, on_rank_0, processor, release, write_report
 from sparseallreduce.cli.terminal import wrapped
 from sparseallreduce.errors import LauncherError, MPIUnavailableError, StreamError
-from sparseallreduce.runtime.calibration import renew
+from sparseallreduce.runtime.calibration import Calibration, renew
 from sparseallreduce.runtime.children import is_child
 from sparseallreduce.runtime.communicators import shares_memory, world
 from sparseallreduce.runtime.cuda_mpi import cuda_support
@@ -364,6 +365,7 @@ def _network(found: Findings, comm: Any, hosts: Sequence[str]) -> None:
             found.say("", f"inside a host: latency {1e6 * machine.alpha_local:.3g} us, bandwidth {inside}")
         found.say("codecs", f"encoding and decoding an index takes {1e9 * machine.codec:.3g} ns; 'auto' {_codec_taken(machine)}")
     found.say("additions", f"sparse gamma {1e9 * machine.gamma:.3g} ns per entry, dense {1e9 * machine.gamma_dense:.3g} ns per value")
+    _stored(found, comm)
     shared = shares_memory(comm)
     sharing = list(dict.fromkeys(hosts)) if shared else _sharing_hosts(comm, hosts)
     if shared:
@@ -387,6 +389,24 @@ def _network(found: Findings, comm: Any, hosts: Sequence[str]) -> None:
     measured = Machine._fields[: Machine._fields.index("gamma_device")]  # the fields after these are for GPUs, which are not measured here
     found.facts["network"] = {name: getattr(machine, name) for name in measured}
     found.facts["auto"] = {"size": _SHOWN_SIZE, "by_density": {density: taken.algorithm for density, taken in choices.items()}}
+
+
+def _stored(found: Findings, comm: Any) -> None:
+    """Report since when and where the constants are stored; rank 0 of the report knows."""
+    stored = Calibration.latest
+    if comm.rank != 0 or stored is None:
+        return
+    try:
+        written = datetime.fromtimestamp(stored.path.stat().st_mtime).astimezone()
+    except OSError:
+        found.say("", f"measured now, and not stored: {stored.path} cannot be written, so later runs may choose otherwise")
+        return
+    found.facts["network_stored"] = {"file": str(stored.path), "written": written.isoformat(timespec="seconds"), "reused": stored.reused}
+    if stored.reused:
+        found.say("", f"these constants are of an earlier run, stored on {written:%Y-%m-%d at %H:%M} in {stored.path}")
+        found.say("", "doctor --calibrate, with as many ranks on as many hosts, measures them again and replaces them")
+    else:
+        found.say("", f"measured now, and stored in {stored.path}: later runs in this layout choose algorithms by these constants")
 
 
 def _codec_taken(machine: Machine) -> str:

@@ -197,7 +197,7 @@ def _row(
     """
     ranks, size, entries, dtype = len(streams), streams[0].size, streams[0].nnz, streams[0].dtype.name
     hosts, on_device = network.layout(ranks), copying is not None
-    machine = machine_of(network, ranks / len(hosts.members))
+    machine = machine_of(network, hosts)
     if copying is not None:
         machine = machine._replace(alpha_to_host=copying[0], beta_to_host=copying[1], alpha_to_device=copying[0], beta_to_device=copying[1])
     chosen = taken_by_auto(machine, size, entries, ranks, dtype, hosts=hosts, on_device=on_device).algorithm if name == AUTO else None

@@ -61,7 +61,7 @@ def _predicted(collective: str, name: str, streams: Sequence[sar.SparseStream], 
     """Return the algorithm that "auto" takes (None for other algorithms), and the predicted seconds."""
     ranks = len(streams)
     hosts = network.layout(ranks)
-    machine = machine_of(network, ranks / len(hosts.members))
+    machine = machine_of(network, hosts)
     other = Collective.named(collective)
     assert other is not None
     made, _ = make_collective_call(other, streams[0], "sum", AUTO, {}, 0, ranks)

@@ -60,7 +60,7 @@ def simulated_point(setting: Setting, names: Sequence[str], dtype: str, op: str,
     rng = np.random.default_rng(seed)
     streams = [sar.SparseStream(draw_positions(rng, small, few), draw_values(rng, few, dtype), small) for _ in range(ranks)]
     expected, magnitude = _reduced(streams, op)
-    machine = machine_of(network)
+    machine = machine_of(network, network.layout(ranks))
     takes = taken_by_auto(machine, size, entries, ranks, dtype, as_operator(op)).algorithm
     rows = [
         _row(name, streams, scaled, op, factor, expected, magnitude, takes)

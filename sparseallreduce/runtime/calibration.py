@@ -16,7 +16,7 @@ import os
 from collections.abc import Sequence
 from operator import le
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 from sparseallreduce.algorithms.cost import Machine
 from sparseallreduce.atomic_file import atomic_file
@@ -24,7 +24,7 @@ from sparseallreduce.cache import default_cache
 from sparseallreduce.checked_file import Damaged, read_json
 from sparseallreduce.version import __version__
 
-__all__ = ["Calibration"]
+__all__ = ["Calibration", "Stored", "renew"]
 
 # Ratios within which a measured constant counts as close to a stored one. Inside a host, other load can make a measurement many times
 # slower; between hosts, one that is several times slower belongs to another network.
@@ -39,6 +39,13 @@ _NEGLIGIBLE = (1e-7, 1e-12, 1e-10, 1e-11, 1e-12, 1e-7, 1e-12, 0.0, 1e-10, 1e-3, 
 def renew() -> None:
     """Measure everything again in this process, ignoring stored measurements, and store the new ones."""
     Calibration.renewing = True
+
+
+class Stored(NamedTuple):
+    """Where the constants in use are stored."""
+
+    path: Path
+    reused: bool  # whether an earlier run has stored them
 
 
 class Calibration:
@@ -57,6 +64,7 @@ class Calibration:
     """
 
     renewing = False  # whether stored measurements are to be replaced
+    latest: ClassVar[Stored | None] = None  # of the constants that this process has used last
 
     def __init__(self, library: str, hosts: Sequence[bytes], cores: int, folder: Path | None = None) -> None:
         self._slower = _SLOWER if len(set(hosts)) == 1 else _SLOWER_BETWEEN_HOSTS
@@ -70,6 +78,8 @@ class Calibration:
         if self.renewing:
             return None
         similar = [machine for machine in _read(self._path) if _similar(machine, measured, self._slower)]
+        if similar:
+            Calibration.latest = Stored(self._path, reused=True)
         return min(similar, key=lambda machine: math.prod(_noticed(machine)), default=None)
 
     def keep(self, measured: Machine) -> None:
@@ -77,6 +87,7 @@ class Calibration:
         others = [machine for machine in _read(self._path) if not self._outdated(machine, measured)]
         with contextlib.suppress(OSError):
             _write(self._path, [*others, measured][-_KEPT:])
+        Calibration.latest = Stored(self._path, reused=False)
 
     def _outdated(self, kept: Machine, measured: Machine) -> bool:
         """Return True if ``measured`` shows that a stored measurement was disturbed, or replaces it."""

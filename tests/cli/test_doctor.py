@@ -9,8 +9,11 @@ from math import ceil
 
 from click.testing import CliRunner
 
+from sparseallreduce.algorithms.cost import Machine
 from sparseallreduce.cli import main
+from sparseallreduce.runtime.calibration import Calibration
 from sparseallreduce.runtime.hosts import Limit, Place, label_hosts
+from sparseallreduce.runtime.serial import SERIAL
 
 doctor = import_module("sparseallreduce.cli.doctor")
 WITHOUT = "import sys; sys.modules['mpi4py'] = None; from sparseallreduce.cli import main; main(sys.argv[1:])"
@@ -98,7 +101,23 @@ def test_cores_are_those_of_a_machine_and_of_the_limits_of_its_cgroups():
 def test_the_network_is_measured_anew_when_asked_to(mpi_run, tmp_path):
     kept = []
     for options in ((), ("--calibrate",)):
-        mpi_run(2, "-m", "sparseallreduce", "doctor", *options, env={"SPARSEALLREDUCE_CACHE": str(tmp_path)}, check=False)
+        ran = mpi_run(2, "-m", "sparseallreduce", "doctor", *options, env={"SPARSEALLREDUCE_CACHE": str(tmp_path)}, check=False)
         (file,) = (tmp_path / "calibration").iterdir()
+        assert f"measured now, and stored in {file}" in ran.stdout
         kept.append(json.loads(file.read_text()))
     assert kept[1][-1] not in kept[0]
+
+
+def test_constants_of_an_earlier_run_are_called_so_with_a_way_to_renew_them(tmp_path):
+    measured = Machine(*[1e-6] * len(Machine._fields))
+    Calibration("MPI", [b"host"] * 2, 2, tmp_path).keep(measured)
+    assert Calibration("MPI", [b"host"] * 2, 2, tmp_path).like(measured) == measured
+    (file,) = tmp_path.iterdir()
+    found = doctor.Findings()
+    doctor._stored(found, SERIAL)
+    text = "\n".join(found.lines)
+    assert "of an earlier run, stored on 20" in text and str(file) in text and "doctor --calibrate" in text
+    assert found.facts["network_stored"]["reused"]
+    file.unlink()
+    doctor._stored(found, SERIAL)
+    assert "not stored" in found.lines[-1]

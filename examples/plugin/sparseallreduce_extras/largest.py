@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from sparseallreduce import Reducer, SparseStream
 from sparseallreduce.algorithms.allgather import allgather
-from sparseallreduce.reducers import Reduced, Reducer
-from sparseallreduce.streams.stream import SparseStream
+from sparseallreduce.reducers import Reduced
 
 
 class LargestOfAll(Reducer):

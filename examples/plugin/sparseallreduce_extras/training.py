@@ -1,6 +1,6 @@
 """The reducer of this package as an aggregation strategy of the linear trainer: ``train --strategy largestofall``."""
 
-from sparseallreduce.linear.strategies import LossyStrategy
+from sparseallreduce.linear import LossyStrategy
 from sparseallreduce_extras.largest import LargestOfAll
 
 

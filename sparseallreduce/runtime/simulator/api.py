@@ -119,7 +119,7 @@ def _agreed_calls(
 def _schedules(calls: Sequence[Call], entries: Sequence[int], network: Network, reductions: Sequence[Reduction]) -> list[Schedule]:
     """Return the schedule of each rank; algorithm "auto" is resolved for this network."""
     hosts = network.layout(len(calls))
-    machine = machine_of(network, len(calls) / len(hosts.members))
+    machine = machine_of(network, hosts)
     overlap = overlap_of(calls, machine, hosts)
     return [allreduce(call, entries, rank, len(calls), machine, reductions[rank], overlap, hosts) for rank, call in enumerate(calls)]
 

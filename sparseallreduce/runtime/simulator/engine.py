@@ -76,7 +76,8 @@ class _Engine:
         encoding: Encoding,
     ) -> None:
         self._network, self._hosts = network, network.layout(len(schedules))
-        self._machine = machine_of(network, len(schedules) / max(1, len(self._hosts.members)))  # a rank has its share of the link
+        self._host = {rank: number for number, members in enumerate(self._hosts.members) for rank in members}
+        self._machine = machine_of(network, self._hosts)
         self._ranks = [Rank(schedule) for schedule in schedules]
         for rank, reduction in zip(self._ranks, reductions):
             rank.charged = reduction.work, reduction.dense_work
@@ -161,10 +162,7 @@ class _Engine:
             content, nbytes, frames, coding = payload, len(payload), 0, 0.0
         else:
             streams = payload if isinstance(payload, tuple) else (payload,)
-            # MPI's own collectives send arrays without encoding; between hosts, blocks are gathered by the library's messages.
-            rank = self._ranks[source]
-            native = rank.native and len(rank.stack) > 1 and self._encoding.is_exact
-            encoding = _AS_IT_IS if native else self._encoding
+            encoding = _AS_IT_IS if self._encoding.is_exact and self._is_plain(source, dest) else self._encoding
             nbytes, frames, content = self._carried(streams, encoding)
             coding = self._coding_time(streams, encoding, nbytes)
         self._bytes_sent[source] += nbytes
@@ -172,6 +170,14 @@ class _Engine:
         self._messages[source] += 1
         self._header_bytes[source] += frames * wire.HEADER_BYTES
         self._delivery.send(Message(source, dest, content, nbytes, coding), self._ranks[source].clock)
+
+    def _is_plain(self, source: int, dest: int) -> bool:
+        """Return True if a message is sent without encoding: inside a host, and in MPI's own collectives.
+
+        Between hosts, blocks are gathered by the library's messages.
+        """
+        rank = self._ranks[source]
+        return (rank.native and len(rank.stack) > 1) or self._host[source] == self._host[dest]
 
     def _carried(self, streams: tuple[SparseStream, ...], encoding: Encoding) -> tuple[int, int, tuple[SparseStream, ...]]:
         """Return the bytes and frames of a message, and its streams as they arrive."""

@@ -33,7 +33,7 @@ def simulate_collective(
     ranks = len(streams)
     calls, entries = _agreed_calls(streams, collective, op, algorithm, options)
     hosts = network.layout(ranks)
-    machine = machine_of(network, ranks / len(hosts.members))
+    machine = machine_of(network, hosts)
     reductions = shared_reductions([(made.call.op, made.call.switch_density) for made in calls])
     schedules = [run_collective(made, entries, rank, ranks, machine, reductions[rank], hosts) for rank, made in enumerate(calls)]
     simulation = run(

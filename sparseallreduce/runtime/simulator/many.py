@@ -38,7 +38,7 @@ def simulate_lists(
     calls: list[ListCall] = [call for call, _ in made]
     ranks = len(calls)
     hosts = network.layout(ranks)
-    machine = machine_of(network, ranks / len(hosts.members))
+    machine = machine_of(network, hosts)
     # The ranks share the latest results of each group; a rank is charged for its work in all groups.
     shared = [shared_reductions([(call.op, call.call.switch_density) for call in calls]) for _ in calls[0].fused]
     schedules = [allreduce_list(call, rank, ranks, machine, [each[rank] for each in shared], hosts) for rank, call in enumerate(calls)]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from numbers import Integral
 from typing import Any, NamedTuple
 
-from sparseallreduce.algorithms.cost import OVERLAP, Machine, Transfer
+from sparseallreduce.algorithms.cost import OVERLAP, Machine, Transfer, rabenseifner_of_messages
 from sparseallreduce.algorithms.hierarchical import Hosts
 from sparseallreduce.errors import StreamError
 
@@ -64,17 +64,19 @@ class Network(NamedTuple):
         return Hosts.of(found)
 
 
-def machine_of(network: Network, sharing: float = 1.0) -> Machine:
-    """Return the constants by which algorithms are chosen on this network, if ``sharing`` ranks share a link.
+def machine_of(network: Network, hosts: Hosts | None = None) -> Machine:
+    """Return the constants by which algorithms are chosen on this network, for ranks on these hosts, which share the hosts' links.
 
-    Encoding and decoding indices takes no time.
+    Encoding and decoding indices takes no time. Without ``hosts``, each rank has a link of its own.
     """
-    beta = sharing / network.bandwidth
+    ranks = 1 if hosts is None else sum(map(len, hosts.members))
+    beta = (1.0 if hosts is None else ranks / max(1, len(hosts.members))) / network.bandwidth
     gamma_dense = network.gamma / 8 if network.gamma_dense is None else network.gamma_dense
     local = {} if network.hosts is None else {"alpha_local": network.near_latency, "beta_local": 1 / network.near_bandwidth}
     # GPU kernels are charged like those of the host, and copies to and from the host by the default link.
     device = {"gamma_device": network.gamma, "gamma_dense_device": gamma_dense, "alpha_device": 0.0}
-    return Machine(network.latency, beta, network.gamma, gamma_dense, beta, codec=1e-15, **local, **device)
+    machine = Machine(network.latency, beta, network.gamma, gamma_dense, beta, codec=1e-15, **local, **device)
+    return machine if hosts is None or ranks < 2 else rabenseifner_of_messages(machine, ranks, hosts.in_a_row)
 
 
 def coding_time(network: Network, nbytes: int, values: int) -> float:

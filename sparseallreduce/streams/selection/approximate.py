@@ -22,8 +22,8 @@ class ApproximateTopK(Selector):
     k : int
         Expected number of selected values; each bucket has its share.
     form : {"expected", "at most"}
-        "expected": p_i = k |v_i| / norm1, with |v_i| + eps in place of |v_i| for the smallest eps that leaves every p_i at most 1. "at
-        most": p_i = min(1, k |v_i| / norm1), which selects fewer if single magnitudes are very large.
+        "expected": p_i = k abs(v_i) / norm1, with abs(v_i) + eps in place of abs(v_i), for the smallest eps that leaves all at most 1. "at
+        most": p_i = min(1, k abs(v_i) / norm1), which selects fewer if single magnitudes are very large.
     bucket : int or None
         Values in a bucket, which has its own norm, 512 in the thesis; None uses one bucket for the whole vector.
     fixed : bool
