@@ -18,7 +18,7 @@ def test_an_index_occurs_once_in_every_iteration_that_touches_it():
     assert figures_training.summary(counts)["in_every_iteration"] == (expected == expected.max()).sum()
 
 
-@pytest.mark.parametrize("figure,drawn", [("5.8", "figure-5.8"), ("5.12", "figure-5.12")])
+@pytest.mark.parametrize("figure,drawn", [("5.8", "figure-5.8"), pytest.param("5.12", "figure-5.12", marks=pytest.mark.release)])
 def test_a_figure_is_measured_and_drawn(figure, drawn, tmp_path, monkeypatch, mpi_run):
     small = figures_training.Set("url-like", 60, 60, 5000)
     for name in ("URL", "WEBSPAM"):

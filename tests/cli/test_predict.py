@@ -131,7 +131,7 @@ def test_errors_name_the_file(folder, tmp_path):
     assert "cannot write" in command("predict", folder / "svm.npz", folder / "data.svm", "--out", tmp_path / "no" / "out", status=1).stderr
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.release), 3])
 def test_any_number_of_ranks_writes_the_same_file(folder, tmp_path, mpi_run, ranks):
     command("predict", folder / "logistic.npz", folder / "data.svm", "--probabilities", "--out", tmp_path / "alone.txt")
     arguments = ("predict", folder / "logistic.npz", folder / "data.svm", "--probabilities", "--out", tmp_path / "shared.txt")

@@ -174,7 +174,7 @@ def convert_and_die(folder, doomed):
     convert(Path(folder) / "in.svm", Path(folder) / "out.csr", MPI.COMM_WORLD)
 
 
-@pytest.mark.parametrize("doomed", [0, 1])
+@pytest.mark.parametrize("doomed", [0, pytest.param(1, marks=pytest.mark.release)])
 def test_a_killed_rank_leaves_no_result_and_the_next_conversion_clears_up(tmp_path, text, expected, mpi_run, doomed):
     (tmp_path / "in.svm").write_bytes(text)
 

@@ -21,7 +21,10 @@ def test_streams_of_a_device_over_mpi(mpi_run):
 
 @pytest.mark.parametrize(
     "name,text",
-    [("SPARSEALLREDUCE_CUDA_MPI", "is 1 if MPI can use GPU memory"), ("SPARSEALLREDUCE_PINNED", "is a number of bytes")],
+    [
+        ("SPARSEALLREDUCE_CUDA_MPI", "is 1 if MPI can use GPU memory"),
+        pytest.param("SPARSEALLREDUCE_PINNED", "is a number of bytes", marks=pytest.mark.release),
+    ],
 )
 def test_a_wrong_setting_on_one_rank_is_an_error_on_all(mpi_run, name, text):
     program = f"import simulated; simulated.prepare(); import device_checks; device_checks.wrong_setting({name!r})"

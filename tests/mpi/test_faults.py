@@ -42,7 +42,7 @@ def test_killed_rank_ends_ranks_that_wait_with_a_thread(mpi_run):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("algorithm", ["auto", "ssar_ring"])
+@pytest.mark.parametrize("algorithm", ["auto", pytest.param("ssar_ring", marks=pytest.mark.release)])
 def test_a_rank_that_has_ended_is_not_waited_for(algorithm, tmp_path):
     """Where the launcher leaves the others alone: a shell that outlives the rank hides its end from it."""
     own = launcher("mpich")
