@@ -48,12 +48,14 @@ def test_a_rank_that_has_ended_is_not_waited_for(algorithm, tmp_path):
     own = launcher("mpich")
     if own is None:
         pytest.skip("no mpich here: `make test` installs it")
+    (tmp_path / "said").mkdir()
     call = f"import runpy; runpy.run_path({__file__!r})['outlive_rank_1']({algorithm!r}, {str(tmp_path)!r})"
-    command = [own.mpiexec, "-n", "3", "sh", "-c", '"$0" -c "$1"; sleep 2', own.python, call]
+    shell = '"$0" -c "$1"; for _ in $(seq 300); do [ -e "$2/over" ] || sleep .1; done'
+    command = [own.mpiexec, "-n", "3", "sh", "-c", shell, own.python, call, tmp_path]
     path = os.pathsep.join(str(folder) for folder in (ROOT, ROOT / "tests"))
     environment = {key: value for key, value in os.environ.items() if not key.startswith(FOREIGN)} | SETTINGS | {"PYTHONPATH": path}
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False, stdin=subprocess.DEVNULL)
-    said = [file.read_text().splitlines() for file in sorted(tmp_path.iterdir())]
+    said = [file.read_text().splitlines() for file in sorted((tmp_path / "said").iterdir())]
     assert len(said) == 2 and said[0] == said[1], (said, run.stdout, run.stderr)
     assert [line.startswith("rank 1 has ended: its process") for line in said[0]] == [True, True]
 
@@ -67,16 +69,22 @@ def outlive_rank_1(algorithm, folder):
         sar.allreduce(stream, comm, algorithm=algorithm)
     if comm.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    with open(os.path.join(folder, str(comm.rank)), "w") as file:
+    with open(os.path.join(folder, "said", str(comm.rank)), "w") as file:
         for _ in range(2):
             try:
                 sar.allreduce(stream, comm, algorithm=algorithm)
             except sar.SparseAllreduceError as error:
                 file.write(f"{error}\n")
-    limit = time.monotonic() + 10
-    while time.monotonic() < limit and sum(len(Path(folder, rank).read_text().splitlines()) == 2 for rank in ("0", "2")) < 2:
+    limit = time.monotonic() + 30
+    while time.monotonic() < limit and sum(len(_lines(folder, rank)) == 2 for rank in ("0", "2")) < 2:
         time.sleep(0.01)  # so that neither is gone before the other has looked
+    Path(folder, "over").touch()
     os._exit(0)  # MPI waits for all ranks at its end
+
+
+def _lines(folder, rank):
+    file = Path(folder, "said", rank)
+    return file.read_text().splitlines() if file.exists() else []
 
 
 def reduce_until_the_end_of_rank_1(how, algorithm, progress="manual"):
