@@ -118,6 +118,15 @@ def _wrapped(text: str, width: float, per_inch: float) -> str:
     return "\n".join(chain.from_iterable(textwrap.wrap(line, max(20, int(width * per_inch))) or [""] for line in text.split("\n")))
 
 
+def _balanced(text: str, width: float) -> str:
+    """Return the title of a panel, wrapped into lines of about the same length, which do not end within "N = 1,000"."""
+    text = text.replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}")
+    most = max(20, int(width * _TEXT_WIDTH * 0.9))
+    count = len(textwrap.wrap(text, most))
+    fits = (room for room in range(most // 2, most + 1) if len(textwrap.wrap(text, room)) <= count)
+    return "\n".join(textwrap.wrap(text, next(fits, most)))
+
+
 def _clean(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_axisbelow(True)
@@ -222,7 +231,7 @@ def _draw_lines(axes: Axes, panel: Panel, styles: _Styles, width: float) -> None
         shown[1].append(panel.level)
     scale(axes.xaxis, panel.x, shown[0])
     scale(axes.yaxis, panel.y, shown[1])
-    axes.set_title(_wrapped(panel.title, width, _TEXT_WIDTH * 0.9), fontsize="medium")
+    axes.set_title(_balanced(panel.title, width), fontsize="medium")
     axes.grid(alpha=0.3)
 
 
@@ -243,7 +252,7 @@ def _draw_bars(axes: Axes, panel: Bars, styles: _Styles, width: float) -> None:
     inside = width - _LABEL_WIDTH * max((len(shortened(label, 30)) for label in panel.labels), default=0)
     share = min(0.6, (_NOTE_WIDTH * max(map(len, notes), default=0) + 0.15) / inside)
     scale(axes.xaxis, panel.y, [0.0, most / (1 - share)])
-    axes.set_title(_wrapped(panel.title, width, _TEXT_WIDTH * 0.9), fontsize="medium")
+    axes.set_title(_balanced(panel.title, width), fontsize="medium")
     axes.grid(axis="x", alpha=0.3)
 
 
@@ -262,7 +271,7 @@ def _draw_dots(axes: Axes, panel: Dots, styles: _Styles, width: float) -> None:
     axes.set_yticks([-place for place in range(len(panel.labels))], [shortened(label, 30) for label in panel.labels])
     axes.set_ylim(0.5 - len(panel.labels), 0.5)
     scale(axes.xaxis, panel.x, shown)
-    axes.set_title(_wrapped(panel.title, width, _TEXT_WIDTH * 0.9), fontsize="medium")
+    axes.set_title(_balanced(panel.title, width), fontsize="medium")
     axes.grid(alpha=0.3)
 
 
@@ -277,7 +286,7 @@ def _draw_grid(axes: Axes, panel: Grid, styles: _Styles, width: float) -> None:
         axis.set_label_text(quantity.name)
     axes.set_xlim(-0.5, len(panel.columns) - 0.5)
     axes.set_ylim(-0.5, len(panel.rows) - 0.5)
-    axes.set_title(_wrapped(panel.title, width, _TEXT_WIDTH * 0.9), fontsize="medium")
+    axes.set_title(_balanced(panel.title, width), fontsize="medium")
 
 
 def _filling(number: int) -> dict[str, Any]:
