@@ -15,6 +15,7 @@ from thoroughness import examples
 import sparseallreduce as sar
 from sparseallreduce.errors import AlgorithmError, DatasetError
 from sparseallreduce.linear import Dataset, Hinge, Logistic, Squared, SquaredHinge
+from sparseallreduce.linear.data import feature_scaling
 from sparseallreduce.linear.data.dataset import read_only
 from sparseallreduce.linear.kernels import dual as kernels
 from sparseallreduce.linear.solvers import CoCoA, frames
@@ -234,7 +235,10 @@ def test_samples_of_many_rows_show_whether_features_are_shifted_or_scaled(monkey
     numbering = Numbering(samples, intercept=True)
     numbering.arrange(numbering.features[:0], numbering.places[:0], alone=True)
     of_all = frames.frame_of(samples, numbering, sar.SERIAL, True, None, ones=False)
-    monkeypatch.setattr(frames, "_SAMPLED", 1000)
+    differ = feature_scaling.units_differ_in(samples, sar.SERIAL)
+    monkeypatch.setattr(feature_scaling, "_SAMPLED", 1000)
     of_some = frames.frame_of(samples, numbering, sar.SERIAL, True, None, ones=False)
     assert (of_all is not None) == (of_some is not None) == (units or full or large)
     assert of_all is None or all(np.array_equal(one, other) for one, other in zip(of_all, of_some, strict=True))
+    monkeypatch.setattr(feature_scaling, "_columns", None if not (units or large) else feature_scaling._columns)  # reads all rows
+    assert feature_scaling.units_differ_in(samples, sar.SERIAL) == differ == (units or large)

@@ -11,12 +11,14 @@ from scipy.sparse import csr_array
 
 from sparseallreduce.linear.data.checks import check_squares, largest_of
 from sparseallreduce.linear.data.dataset import Dataset, read_only
+from sparseallreduce.linear.kernels import feature_numbers
 from sparseallreduce.linear.kernels.magnitudes import column_sums, raise_to_magnitudes, sum_of_squares
 from sparseallreduce.runtime.api import allreduce
 from sparseallreduce.runtime.objects import agreed, gather, gather_results
 from sparseallreduce.streams.stream import SparseStream
 
 __all__ = [
+    "FAR_BELOW",
     "adaptive_rate_unit",
     "feature_magnitudes",
     "feature_scales",
@@ -26,6 +28,7 @@ __all__ = [
     "raised",
     "rate_unit",
     "sample_moments",
+    "sampled_columns",
     "scaled",
     "scaled_by_entry",
     "typical_value",
@@ -36,7 +39,10 @@ __all__ = [
 Array = NDArray[Any]
 
 _APART = 1.0  # standard deviation of the logarithms of typical values above which columns have different units
-_LARGE = np.log(1e18)  # squares of smaller numbers are finite in float32
+_LARGE = 1e18  # squares of smaller numbers are finite in float32; a larger value may have a unit of its own
+#: A rank's own samples nearly show whether units differ: ranks that are all below this fraction of the threshold need not ask each other.
+FAR_BELOW = 0.5
+_SAMPLED = 1 << 17  # non-zeros of a rank from which to judge whether units may differ; below four times as many all are used
 _ROWS = 1024  # number of rows per rank from which the largest eigenvalue is estimated
 _ITERATIONS = 30  # of the power method; its error decreases by the squared ratio of the two largest eigenvalues in each
 
@@ -238,7 +244,7 @@ def units_differ(table: Array, share: float = 1.0) -> bool:
     entries, sizes = entries[known], np.log(squares[known] / counted[known]) / 2
     if not len(sizes):
         return False
-    if not sizes.max() < _LARGE:
+    if not sizes.max() < np.log(_LARGE):
         return True
     mean = np.average(sizes, weights=entries)
     return float(np.average(np.square(sizes - mean), weights=entries)) > (share * _APART) ** 2
@@ -248,8 +254,11 @@ def units_differ_in(dataset: Dataset, comm: Any) -> bool:
     """Return True if the columns of all ranks' samples have different units, see :func:`units_differ`. Collective over ``comm``."""
     begin, end = int(dataset.indptr[0]), int(dataset.indptr[-1])
     values = dataset.values[begin:end]
-    ranks = gather(comm, (bool((values == 1).all()), float(values[0]) if len(values) and (values == values[0]).all() else None))
-    if all(ones for ones, _ in ranks) or (comm.size == 1 and ranks[0][1] is not None):
+    constant = float(values[0]) if len(values) and (values == values[0]).all() else None
+    ranks = gather(comm, (not len(values) or constant == 1, constant, constant is None and _may_differ_in(dataset)))
+    if all(ones for ones, _, _ in ranks) or (comm.size == 1 and constant is not None):
+        return False
+    if not any(may or constant is not None for _, constant, may in ranks):
         return False
     features, table = _columns(dataset, values)
     if comm.size > 1:
@@ -258,13 +267,44 @@ def units_differ_in(dataset: Dataset, comm: Any) -> bool:
     return units_differ(table)
 
 
+def _may_differ_in(dataset: Dataset) -> bool:
+    """Return False if evenly spaced samples show that units do not differ."""
+    found = sampled_columns(dataset, dataset.indices[int(dataset.indptr[0]) : int(dataset.indptr[-1])])
+    return found is None or units_differ(found[0], FAR_BELOW)
+
+
+def sampled_columns(dataset: Dataset, indices: Array) -> tuple[Array, int] | None:
+    """Return the table for :func:`units_differ` of some evenly spaced samples, and their number; None if all samples should be used.
+
+    A column of a few samples has the size of their values, so units differ no less than in all samples.
+
+    Parameters
+    ----------
+    dataset : Dataset
+    indices : ndarray
+        Numbers of the features of the non-zeros, which may differ from those of the data set.
+    """
+    begin, end = int(dataset.indptr[0]), int(dataset.indptr[-1])
+    values = dataset.values[begin:end]
+    if end - begin < 4 * _SAMPLED or max(values.max(), -values.min()) > _LARGE:
+        return None
+    rows = np.arange(0, dataset.rows, (end - begin) // _SAMPLED)
+    lengths = dataset.indptr[rows + 1] - dataset.indptr[rows]
+    indptr = np.append(0, np.cumsum(lengths))
+    entries = np.arange(indptr[-1]) + np.repeat(dataset.indptr[rows] - begin - indptr[:-1], lengths)
+    occurring, places = np.unique(indices[entries], return_inverse=True)
+    sums, counts = np.zeros(4 * len(occurring)), np.empty(0) if dataset.weights is None else dataset.weights[rows]
+    column_sums(read_only(indptr), read_only(places.astype(indices.dtype)), read_only(values[entries]), counts, sums)
+    return sums.reshape(-1, 4), len(rows)
+
+
 def _columns(dataset: Dataset, values: Array) -> tuple[Array, Array]:
     """Return the features that occur in this rank's samples, and their rows of the table for :func:`units_differ`."""
     begin, end = int(dataset.indptr[0]), int(dataset.indptr[-1])
     indices, size, features = read_only(dataset.indices[begin:end]), dataset.features, np.empty(0, dataset.indices.dtype)
     if size > len(values):
-        features, places = np.unique(indices, return_inverse=True)
-        indices, size = read_only(places.astype(dataset.indices.dtype)), len(features)
+        features, indices = _numbered(dataset)
+        size = len(features)
     sums = np.zeros(4 * size)
     column_sums(read_only(dataset.indptr - begin), indices, values, np.empty(0) if dataset.weights is None else dataset.weights, sums)
     table = sums.reshape(-1, 4)
@@ -272,6 +312,19 @@ def _columns(dataset: Dataset, values: Array) -> tuple[Array, Array]:
         features = np.flatnonzero(table[:, 1]).astype(dataset.indices.dtype)
         table = table[features]
     return features, table
+
+
+def _numbered(dataset: Dataset) -> tuple[Array, Array]:
+    """Return the features that occur in this rank's samples, ascending, and the number among them of each non-zero's."""
+    begin, end, kind = int(dataset.indptr[0]), int(dataset.indptr[-1]), dataset.indices.dtype
+    if dataset.features > 64 * (end - begin):  # sorting takes less than a bitmap
+        features, places = np.unique(dataset.indices[begin:end], return_inverse=True)
+        return features, read_only(places.astype(kind))
+    words, numbers = np.zeros(-(-dataset.features // 64), np.uint64), np.empty(end - begin, kind)
+    before, features = np.empty(len(words), np.int64), np.empty(feature_numbers.mark(dataset.indices, begin, end, words), kind)
+    feature_numbers.marked(words, before, features)
+    feature_numbers.number(dataset.indices, begin, end, words, before, numbers)
+    return features, read_only(numbers)
 
 
 def largest_eigenvalue(dataset: Dataset, intercept: bool, comm: Any) -> float:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from sparseallreduce.linear.data.checks import check_squares, largest_of
 from sparseallreduce.linear.data.dataset import Dataset, read_only
-from sparseallreduce.linear.data.feature_scaling import units_differ
+from sparseallreduce.linear.data.feature_scaling import FAR_BELOW, sampled_columns, units_differ
 from sparseallreduce.linear.kernels.magnitudes import column_sums, raise_to_magnitudes
 from sparseallreduce.linear.solvers.numbering import Numbering
 from sparseallreduce.runtime.api import allreduce
@@ -22,10 +22,6 @@ Array = NDArray[Any]
 
 # A variance below this fraction of the mean square is a rounding error: the column is constant.
 _CONSTANT = 1e-12
-# A rank's own samples nearly show whether units differ: ranks that are all below this fraction of the threshold need not ask each other.
-_FAR_BELOW = 0.5
-_SAMPLED = 1 << 17  # non-zeros of a rank from which to judge whether to shift or scale; below four times as many all are used
-_LARGE = 1e18  # a larger value may have a unit of its own
 
 
 class Frame(NamedTuple):
@@ -91,7 +87,7 @@ def frame_of(dataset: Dataset, numbering: Numbering, comm: Any, centred: bool, s
     features, table = numbering.features, sums.reshape(-1, 4)[numbering.places]
     if comm.size > 1:
         full = bool(dataset.rows) and bool((table[:, 1] == dataset.rows).any())
-        needed = scaled or (centred and full) or (scaled is None and units_differ(table, _FAR_BELOW)) or not np.isfinite(table).all()
+        needed = scaled or (centred and full) or (scaled is None and units_differ(table, FAR_BELOW)) or not np.isfinite(table).all()
         if not any(gather(comm, needed)):
             return None
         whole = allreduce(SparseStream(features, table, dataset.features), comm)
@@ -108,19 +104,11 @@ def _may_have_frame(dataset: Dataset, numbering: Numbering, centred: bool, scale
 
     A column of a few samples has the size of their values, so units differ no less than in all samples.
     """
-    begin, end = int(dataset.indptr[0]), int(dataset.indptr[-1])
-    values = dataset.values[begin:end]
-    if end - begin < 4 * _SAMPLED or max(values.max(), -values.min()) > _LARGE:
+    found = sampled_columns(dataset, numbering.indices)
+    if found is None:
         return True
-    rows = np.arange(0, dataset.rows, (end - begin) // _SAMPLED)
-    lengths = dataset.indptr[rows + 1] - dataset.indptr[rows]
-    indptr = np.append(0, np.cumsum(lengths))
-    entries = np.arange(indptr[-1]) + np.repeat(dataset.indptr[rows] - begin - indptr[:-1], lengths)
-    occurring, places = np.unique(numbering.indices[entries], return_inverse=True)
-    sums, counts = np.zeros(4 * len(occurring)), np.empty(0) if dataset.weights is None else dataset.weights[rows]
-    column_sums(read_only(indptr), read_only(places.astype(numbering.indices.dtype)), read_only(values[entries]), counts, sums)
-    table = sums.reshape(-1, 4)
-    return (centred and bool((table[:, 1] == len(rows)).any())) or (scaled is None and units_differ(table, _FAR_BELOW))
+    table, rows = found
+    return (centred and bool((table[:, 1] == rows).any())) or (scaled is None and units_differ(table, FAR_BELOW))
 
 
 def _sizes(dataset: Dataset, places: Array, count: int, scales: bool, comm: Any) -> Array:
