@@ -1,7 +1,7 @@
 """Compare what users get without options: the estimators and `train`, scikit-learn's linear models and Vowpal Wabbit, on many sets.
 
     pip install vowpalwabbit            (left out where the package is missing)
-    python bench/defaults.py [--sets iris,wine] [--json F] [--before F]
+    python bench/defaults.py [--sets iris,wine] [--json F] [--add --seconds 60] [--before F]
 
 Every set is split once; everyone trains on the same samples at the defaults, but for scikit-learn's `max_iter` warnings, which are not
 shown. Printed for each set and contestant are test accuracy (R^2 of regressions), area under the ROC curve of two classes, log loss where
@@ -239,12 +239,22 @@ def summary(found: Table, small: int = 600) -> None:
 @click.option("--only", help="Names of contestants, with commas.")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Where to write the results.")
 @click.option("--before", type=click.Path(exists=True, path_type=Path), help="Results to compare with, of --json of an earlier run.")
-def bench(sets: str, only: str | None, json_path: Path | None, before: Path | None) -> None:
+@click.option("--add", is_flag=True, help="Keep the results in --json, and go on with sets that have none there.")
+@click.option("--seconds", type=click.FloatRange(0), default=math.inf, help="Begin no set after so many seconds; --add goes on there.")
+def bench(sets: str, only: str | None, json_path: Path | None, before: Path | None, add: bool, seconds: float) -> None:
     """Print a table."""
     warnings.simplefilter("ignore")
+    if add and json_path is None:
+        raise click.UsageError("--add needs --json")
     old: Table = {} if before is None else _read(before)
-    found: Table = {}
+    found: Table = _read(json_path) if add and json_path is not None and json_path.exists() else {}
+    begin = time.monotonic()
     for name in SETS if sets == ",".join(SETS) else sets.split(","):
+        if name in found:
+            continue
+        if time.monotonic() - begin > seconds:
+            print(f"\nstopped before {name}")
+            break
         samples = made(name)
         if samples is None:
             print(f"\n{name}: not there")

@@ -33,6 +33,7 @@ import numpy as np
 import sparseallreduce as sar
 from sparseallreduce.algorithms.fixed import FixedSum, Kind, configured
 from sparseallreduce.cli.train import train
+from sparseallreduce.linear.solvers import rounds
 from sparseallreduce.linear.strategies import clock, local_steps, sparse
 from sparseallreduce.runtime import api, objects, planning
 from sparseallreduce.runtime.simulator import engine
@@ -213,7 +214,7 @@ def stand_in() -> None:
     train_module.environment = lambda comm: {}
     clock.time = SimpleNamespace(perf_counter=lambda: _rank.comm.now())  # type: ignore[attr-defined]
     local_steps.same_host = lambda places, rank: [rank]  # type: ignore[attr-defined]
-    sparse.warm_up = lambda *_: None  # type: ignore[attr-defined]
+    sparse.warm_up = rounds.warm_up = lambda *_: None  # type: ignore[attr-defined]
 
 
 class Point(NamedTuple):
