@@ -97,11 +97,8 @@ def _coinciding(panels: Sequence[Panel]) -> str:
     """Return which lines of all panels lie on each other, as a sentence; empty if none do."""
     drawn = [{line.label: np.array(line.y, float) for line in panel.lines} for panel in panels]
     pairs = combinations([line.label for line in panels[0].lines if not line.what], 2)
-    same = [
-        f"{first} and {second}"
-        for first, second in pairs
-        if all(np.allclose(ys[first], ys[second], rtol=0.01) for ys in drawn)
-    ]
+    in_all = [(first, second) for first, second in pairs if all(first in ys and second in ys for ys in drawn)]
+    same = [f"{first} and {second}" for first, second in in_all if all(np.allclose(ys[first], ys[second], rtol=0.01) for ys in drawn)]
     return f" The lines of {', '.join(same)} coincide." if same else ""
 
 
