@@ -33,8 +33,9 @@ AUTO, COCOA, SGD = "auto", "cocoa", "sgd"
 SOLVERS = (AUTO, DUAL, COCOA, NEWTON, SGD)
 PENALTIES = (AUTO, "l2", "l1", "elasticnet", None)
 # Fewest ranks and largest tolerance for which Newton's method is chosen although there are many features. On phishing_url at 1 Gbit/s,
-# simulated (bench/many_ranks.py), a gap of 5e-7 takes 16 ranks 1.9 s by dual ascent (60 rounds), and 3.2 by Newton (11).
-_MANY_RANKS, _TIGHT = 64, 1e-6
+# simulated (bench/many_ranks.py), 16 ranks take 1.1 s to a gap of 1e-4 by dual ascent, and more than 60 rounds (1.9 s) to 1e-6; Newton
+# takes 2.9 and 3.2.
+_MANY_RANKS, _TIGHT = 16, 1e-6
 _STANDARD = 10_000  # number of samples assumed by the penalty if the number is unknown, or C is None
 
 
