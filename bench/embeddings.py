@@ -1,20 +1,22 @@
 """Steps of a recommendation model with large tables: this library's row-sparse sums beside DistributedDataParallel's over gloo.
 
-python bench/embeddings.py [--rows 1000000] [--ranks 2] [--steps 12] [--ways rows,gloo-sparse,gloo-dense]
+python bench/embeddings.py [--rows 1000000] [--ranks 2] [--steps 12] [--ways rows,gloo-sparse,gloo-dense] [--rate 1gbit]
 
 The model is that of examples/recommender.py: 4 tables of 16 columns, 4 lookups each by a power law, 256 samples a rank. Each way applies
 the mean by row-wise Adagrad. Bytes of this library are counted by trace, those of gloo at the loopback interface, which nobody else should
-use meanwhile.
+use meanwhile. With ``--rate`` each rank has a host of its own, of `tools/hosts.sh`, and bytes are counted at its interface.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -23,10 +25,10 @@ ROOT = Path(__file__).resolve().parent.parent
 WAYS = ("rows", "gloo-sparse", "gloo-dense")
 
 
-def loopback_bytes() -> int:
-    """Return the bytes that the loopback interface has sent."""
+def sent_bytes(interface: str) -> int:
+    """Return the bytes that a network interface has sent."""
     lines = Path("/proc/net/dev").read_text().splitlines()
-    return next(int(line.split()[9]) for line in lines if line.strip().startswith("lo:"))
+    return next(int(line.split()[9]) for line in lines if line.strip().startswith(f"{interface}:"))
 
 
 def measure(way: str, rows: int, steps: int, warm_up: int = 3) -> dict[str, Any]:
@@ -35,6 +37,7 @@ def measure(way: str, rows: int, steps: int, warm_up: int = 3) -> dict[str, Any]
     import torch
     from mpi4py import MPI
     from torch.nn.parallel import DistributedDataParallel
+    from ways import on_own_hosts
 
     import sparseallreduce as sar
     from sparseallreduce.torch import DenseSGD, RowwiseAdagrad, distributed
@@ -51,13 +54,15 @@ def measure(way: str, rows: int, steps: int, warm_up: int = 3) -> dict[str, Any]
     else:
         run = DistributedDataParallel(model)
         optimizers = [RowwiseAdagrad(tables, lr=0.05), torch.optim.SGD(others, lr=0.05)]
+    apart = on_own_hosts(comm)
+    interface, shared_by = ("eth0", 1) if apart else ("lo", comm.size)
     times, forward, before = [], [], 0
     with sar.trace() as traffic:
         for step in range(warm_up + steps):
             numbers, words, clicks = example.batch(rows, 1 + step * comm.size + comm.rank)
             comm.Barrier()
             if step == warm_up:
-                before, sent_before = loopback_bytes(), traffic.bytes_sent
+                before, sent_before = sent_bytes(interface), traffic.bytes_sent
                 comm.Barrier()
             start = perf_counter()
             for optimizer in optimizers:
@@ -69,7 +74,7 @@ def measure(way: str, rows: int, steps: int, warm_up: int = 3) -> dict[str, Any]
                 optimizer.step()
             times.append(perf_counter() - start)
     comm.Barrier()
-    sent = (traffic.bytes_sent - sent_before) if way == "rows" else (loopback_bytes() - before) / comm.size
+    sent = (traffic.bytes_sent - sent_before) if way == "rows" and not apart else (sent_bytes(interface) - before) / shared_by
     of_ranks = comm.allgather((statistics.median(times[warm_up:]), statistics.median(forward[warm_up:]), sent, loss.item()))
     seconds, forwards, bytes_sent, losses = (sum(each) / comm.size for each in zip(*of_ranks))
     return {"way": way, "rows": rows, "seconds": seconds, "forward": forwards, "bytes": bytes_sent / steps, "loss": losses}
@@ -92,6 +97,17 @@ def of_ranks(way: str, rows: int, steps: int) -> None:
         print(json.dumps(found))
 
 
+@contextlib.contextmanager
+def on_hosts(hosts: int, rate: str) -> Iterator[list[str]]:
+    """Make hosts, which needs root, and yield the command that launches ranks on them."""
+    tool = str(ROOT / "tools" / "hosts.sh")
+    subprocess.run([tool, "up", str(hosts), rate], check=True, stdin=subprocess.DEVNULL)
+    try:
+        yield [tool, "run"]
+    finally:
+        subprocess.run([tool, "down"], check=False, stdin=subprocess.DEVNULL)
+
+
 def main() -> None:
     """Launch every way, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -99,6 +115,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--rate", help="of the link of each rank's host, as tc writes it; all ranks on this host by default")
     parser.add_argument("--way", help=argparse.SUPPRESS)  # of ranks
     given = parser.parse_args()
     if given.way:
@@ -106,13 +123,14 @@ def main() -> None:
         return
     from demo import mpiexec
 
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'examples'}", "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'examples'}", "OMP_NUM_THREADS": "1", "MPIEXEC": mpiexec()}
     results = []
-    for way in given.ways.split(","):
-        command = [mpiexec(), "-n", str(given.ranks), sys.executable, __file__, "--way", way]
-        command += ["--rows", str(given.rows), "--steps", str(given.steps)]
-        done = subprocess.run(command, env=environment, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
-        results.append(json.loads(done.stdout.splitlines()[-1]))
+    with on_hosts(given.ranks, given.rate) if given.rate else contextlib.nullcontext([mpiexec()]) as launcher:
+        for way in given.ways.split(","):
+            command = [*launcher, "-n", str(given.ranks), sys.executable, __file__, "--way", way]
+            command += ["--rows", str(given.rows), "--steps", str(given.steps)]
+            done = subprocess.run(command, env=environment, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+            results.append(json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{"))))
     print(f"{given.rows:,} rows a table, {given.ranks} ranks")
     print("| way | ms a step | of it forward | beside the first | MB a rank and step | beside the first | loss |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
