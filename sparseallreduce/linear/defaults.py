@@ -33,9 +33,9 @@ AUTO, COCOA, SGD = "auto", "cocoa", "sgd"
 SOLVERS = (AUTO, DUAL, COCOA, NEWTON, SGD)
 PENALTIES = (AUTO, "l2", "l1", "elasticnet", None)
 # Fewest ranks and largest tolerance for which Newton's method is chosen although there are many features. On phishing_url at 1 Gbit/s,
-# simulated (bench/many_ranks.py), 16 ranks take 1.1 s to a gap of 1e-4 by dual ascent, and more than 60 rounds (1.9 s) to 1e-6; Newton
-# takes 2.9 and 3.2.
-_MANY_RANKS, _TIGHT = 16, 1e-6
+# simulated (bench/many_ranks.py), 16 ranks take 1.0 and 2.2 s to 1e-4 and 1e-6 by dual ascent, and 2.9 and 3.2 by Newton; 64 ranks have a
+# gap of 4e-3 after 60 rounds of dual ascent and 1.5 s.
+_MANY_RANKS, _TIGHT = 32, 1e-6
 _STANDARD = 10_000  # number of samples assumed by the penalty if the number is unknown, or C is None
 
 

@@ -278,7 +278,7 @@ def test_n_jobs_are_threads_and_change_no_bit(monkeypatch):
 
 @pytest.mark.parametrize(
     ("ranks", "tolerance", "chosen"),
-    [(1, 1e-8, "dual"), (64, None, "dual"), (64, 1e-3, "dual"), (16, 1e-6, "newton"), (256, 1e-8, "newton")],
+    [(1, 1e-8, "dual"), (64, None, "dual"), (64, 1e-3, "dual"), (16, 1e-6, "dual"), (32, 1e-6, "newton"), (256, 1e-8, "newton")],
 )
 def test_a_tight_tolerance_on_many_ranks_is_newtons_whose_iterations_do_not_grow_with_the_ranks(ranks, tolerance, chosen):
     of_many = 10**6, 1e-4, Factors(1e-3, 0.0), False
