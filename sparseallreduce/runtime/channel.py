@@ -381,7 +381,7 @@ class Channel:
         while mailbox.late_failures:
             source, failure = mailbox.late_failures.pop()
             self.late.receive(failure)
-            if not failure.reply and failure.number not in self.late.failed:
+            if not (failure.reply or failure.later or failure.number in self.late.failed):
                 sends: list[Sent] = []
                 mailbox.post(source, self.tag(failure.number), failure._replace(reply=True).packed(), sends)
                 mailbox.leftovers.keep_sent(sends)

@@ -279,7 +279,7 @@ class Failing:
             if mailbox.late_failures or mailbox.warned:
                 self.channel.tidy()
             box = mailbox.boxes.get(self.tag)
-            if (box is not None and box.failures) or self.channel.late.is_pending:  # a rank that gave up may not call the library again
+            if (box is not None and box.failures) or self.channel.late.may_strand(self.sequence):
                 outbox.abandon()
         if outbox is None or outbox.is_empty():
             mailbox.finish(self.tag)

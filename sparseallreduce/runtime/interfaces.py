@@ -59,8 +59,8 @@ class Lateness(Protocol):
 
     unshared: dict[int, Failure]
 
-    @property
-    def is_pending(self) -> bool: ...
+    def may_strand(self, number: int) -> bool:
+        """Return True if a rank that gave up, and may not call the library again, may be one to which that operation still sends."""
 
     def note(self, number: int, failure: Failure | None = None) -> None:
         """Record that an operation has failed on this rank."""

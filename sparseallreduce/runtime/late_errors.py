@@ -76,10 +76,9 @@ class LateErrors:
         if known is None or self._raised_through >= 0 or (failure.number, failure.culprit) < (known.number, known.culprit):
             self._overdue, self._raised_through = failure, -1
 
-    @property
-    def is_pending(self) -> bool:
-        """True if this rank knows of an error that it has not raised, or has raised in operations that are still in flight."""
-        return self._overdue is not None
+    def may_strand(self, number: int) -> bool:
+        """Return True if a rank that gave up, and may not call the library again, may be one to which that operation still sends."""
+        return self._overdue is not None and not (self._overdue.later and self._overdue.number == number)
 
     def check(self, number: int) -> None:
         """Raise a pending error of another rank in the operation with this number.
@@ -95,7 +94,7 @@ class LateErrors:
         if self._raised_through < 0:
             self._raised_through = self._channel.sequence  # every operation that waits for a rank that may have left must raise
         if number <= self._raised_through:
-            raise LateError(overdue._replace(number=number))
+            raise LateError(overdue._replace(number=number, later=False))
         self._overdue, self._raised_through = None, -1
 
     def mark(self, error: BaseException) -> None:
@@ -117,7 +116,7 @@ class LateErrors:
         mailbox = channel.mailbox
         if mailbox is None or channel.state == FREED:
             return
-        failure = Failure.of(error, number, channel.rank)
+        failure = Failure.of(error, number, channel.rank)._replace(later=self._is_done(number))
         self.note(number, failure)
         self.mark(error)
         self.post(failure)
@@ -175,8 +174,16 @@ class LateErrors:
             return False
         return not any(each.channel is channel and each.sequence == number and not each.ended for each in progress.operations)
 
+    def _is_done(self, number: int) -> bool:
+        """Return True if this rank has completed an operation, and the other ranks need nothing more of it to complete it, too."""
+        sending = [each.sequence for each in progress.operations if each.channel is self._channel]
+        sending += [each.sequence for each in self._channel.mailbox.leftovers.outboxes]
+        return number not in sending and self._has_completed(number)
+
     def _settle(self, number: int) -> None:
-        """Discard the errors of operations up to this one."""
+        """Discard the errors of operations up to this one, except those that an earlier operation, still in flight, has to raise."""
+        earlier = [each.sequence for each in progress.operations if each.channel is self._channel and not each.ended and each.sequence >= 0]
+        number = min([number, *(each - 2 for each in earlier if each <= number)])
         if number <= self._settled:
             return
         self._settled = number

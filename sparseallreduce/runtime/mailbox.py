@@ -41,7 +41,8 @@ class Failure(NamedTuple):
     """An announcement that a rank has failed.
 
     ``number`` is the number of the operation, or of the attempt to prepare the channel; in the latter case ``through`` is the last
-    operation that waited for it. With ``reply`` the sender had already completed the operation.
+    operation that waited for it. With ``reply`` the sender had already completed the operation. With ``later`` it has completed the
+    operation, and sent all that others need to complete it, too: the failure concerns the operations after it.
     """
 
     number: int
@@ -50,6 +51,7 @@ class Failure(NamedTuple):
     text: str
     through: int = 0
     reply: bool = False
+    later: bool = False
 
     @classmethod
     def of(cls, error: BaseException, number: int, culprit: int, through: int = 0) -> Failure:
@@ -327,7 +329,7 @@ class Mailbox:
         over = tag not in self.boxes and self._is_over(tag)
         failure = Failure.unpacked(envelope)
         if failure is not None:
-            if over:
+            if over or failure.later:
                 self.late_failures.append((source, failure))
             else:
                 self.box(tag).failures[source] = failure

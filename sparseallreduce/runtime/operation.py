@@ -160,8 +160,10 @@ class Operation(Failing):
                 self.stack = [queued(work.schedule(self.stream, handshake.entries(), handshake.notes()), self.queue)]
                 if common >= UNUSABLE:
                     self.uses_collectives = False
-                    self.stack += [recovery(self.channel, sequence), self.channel.late.compare(sequence)]
-                    self.comparing = self.stack[-1]
+                    self.stack.append(recovery(self.channel, sequence))
+            if common == DISAGREED or common >= UNUSABLE:  # ranks that differ may do so because of an error that some have missed
+                self.stack.append(self.channel.late.compare(sequence))
+                self.comparing = self.stack[-1]
         handshake.release(sequence)
         self.handshake = None
         if result is not None:
@@ -173,10 +175,9 @@ class Operation(Failing):
         shortcut = self.shortcut
         assert shortcut is not None
         result = shortcut.poll(self.sequence, spins)
-        if result is None:
-            return False
-        self._complete(result)
-        return True
+        if result is not None:
+            self._complete(result)
+        return result is not None
 
     def _enter(self, handshake: Handshake | None) -> None:
         """Mark the operation as started, so that no operation called before it can start later."""
@@ -413,9 +414,8 @@ class Operation(Failing):
         channel, ours = self.channel, np.frombuffer(step.record, np.uint8)
         for counts in self.traces:
             counts.share(len(step.record), 0, channel.ranks)
-        rows = np.empty((channel.ranks, len(step.record)), np.uint8)
-        requests: list[MPI.Request] = []
-        self.requests, self.received = requests, rows
+        self.received = rows = np.empty((channel.ranks, len(step.record)), np.uint8)
+        self.requests = requests = list[MPI.Request]()
         rows[channel.rank] = ours
         exchange(channel.collectives.comm, ours, list(rows), channel.others, self.tag, requests)
         return requests

@@ -7,6 +7,8 @@ from mpi_cases import each, skip
 from mpi_inputs import Inputs, check_usable
 
 import sparseallreduce as sar
+from sparseallreduce.runtime.communicators import channel_of
+from sparseallreduce.runtime.mailbox import Failure
 
 GOOD = sar.SparseStream([1, 5], np.float64([1, 2]), 10)
 
@@ -206,3 +208,27 @@ def check_same_everywhere(comm, error):
 def needs_two(comm):
     if comm.size == 1:
         skip("one rank agrees with itself")
+
+
+def case_a_rank_that_gives_up_behind_an_operation_ends_it_on_no_other_rank(comm):
+    """The last rank's announcement arrives while the operation is in flight on the others, to which it has sent all that they need."""
+    if comm.size == 1:
+        skip("needs two ranks")
+    last = comm.rank == comm.size - 1
+    sar.allreduce(GOOD, comm, algorithm="ssar_ring")
+    channel = channel_of(comm)
+    request = None if last else sar.iallreduce(GOOD, comm, algorithm="ssar_ring")
+    failure = Failure.of(MemoryError("no room"), channel.sequence + last, comm.rank)._replace(later=True)
+    if last:
+        channel.late.post(failure)
+    while not last and not channel.late.may_strand(0):
+        assert request.test() == (False, None)
+    comm.Barrier()
+    request = request or sar.iallreduce(GOOD, comm, algorithm="ssar_ring")
+    np.testing.assert_array_equal(request.wait().to_dense()[GOOD.indices], GOOD.values * comm.size)
+    if last:
+        channel.late.note(failure.number, failure)
+    error = raised(lambda: sar.allreduce(GOOD, comm))
+    assert "MemoryError" in str(error) and f"rank {comm.size - 1} gave up: no room" in str(error)
+    check_same_everywhere(comm, error)
+    check_usable(comm)
