@@ -59,6 +59,7 @@ class LateErrors:
         self._raised_through = -1  # the last operation called when it was raised; -1 until then
         self._ending = False
         self._settled = -1  # errors of operations up to this number are settled
+        self._raised = -1  # they will be up to this one, once no earlier operation is in flight
 
     def note(self, number: int, failure: Failure | None = None) -> None:
         """Record that an operation has failed on this rank; pass its ``failure`` if it may not have failed on all ranks."""
@@ -66,10 +67,13 @@ class LateErrors:
             self.failed.append(number)
         if failure is not None:
             self.unshared[number] = failure
+        if self._overdue is not None and self._overdue.number == number and self._raised_through < 0:
+            self._overdue = None  # this rank was to complete the operation
         self._settle(number - 1)
 
     def receive(self, failure: Failure) -> None:
         """Record that another rank has failed in an operation that has ended on this rank."""
+        self._settle()
         if failure.reply or failure.number <= self._settled or failure.number in self.failed:
             return
         known = self._overdue
@@ -88,6 +92,8 @@ class LateErrors:
         LateError
             If such an error is pending.
         """
+        if self._overdue is not None:
+            self._settle()
         overdue = self._overdue
         if overdue is None or number <= overdue.number:
             return
@@ -153,6 +159,7 @@ class LateErrors:
         SparseAllreduceError
             If an operation failed on some ranks and completed on others; the same error on all ranks.
         """
+        self._settle()
         ours = json.dumps(sorted(self.unshared)[:_COMPARED]).encode().ljust(_COMPARED * _NUMBER_BYTES)
         texts: list[bytes] = yield Share(ours)
         failed = sorted({each for text in texts for each in json.loads(text)})
@@ -180,15 +187,17 @@ class LateErrors:
         sending += [each.sequence for each in self._channel.mailbox.leftovers.outboxes]
         return number not in sending and self._has_completed(number)
 
-    def _settle(self, number: int) -> None:
+    def _settle(self, number: int = -1) -> None:
         """Discard the errors of operations up to this one, except those that an earlier operation, still in flight, has to raise."""
-        earlier = [each.sequence for each in progress.operations if each.channel is self._channel and not each.ended and each.sequence >= 0]
-        number = min([number, *(each - 2 for each in earlier if each <= number)])
+        self._raised = number = max(number, self._raised)
+        for each in progress.operations:
+            if each.channel is self._channel and each.sequence >= 0 and not each.ended and each.failure is None:
+                number = min(number, each.sequence - 2) if each.sequence <= number else number
         if number <= self._settled:
             return
         self._settled = number
-        for each in tuple(self.unshared):
-            if each <= number:
-                self.unshared.pop(each, None)
+        for failed in tuple(self.unshared):
+            if failed <= number:
+                self.unshared.pop(failed, None)
         if self._overdue is not None and self._overdue.number <= number and self._raised_through < 0:
             self._overdue = None
