@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 
 import click
-from tqdm import tqdm
 
 from sparseallreduce.cli.terminal import has_terminal, wrapped
 from sparseallreduce.runtime.launchers import launched_rank
@@ -22,9 +21,15 @@ def announce_compiling(context: click.Context) -> None:
 
     It does so through the pipes of ``mpiexec``, too, unless the command has the option ``--progress off``.
     """
+
+    def notify() -> None:
+        from tqdm import tqdm  # here, as --help needs none of it
+
+        tqdm.write(wrapped(text), file=sys.stderr)
+
     text = NOTICE if context.invoked_subcommand == "doctor" else f"{NOTICE}; {REMEDY}"
     compilations = Compilations(
-        notify=lambda: tqdm.write(wrapped(text), file=sys.stderr),
+        notify=notify,
         patience=_PATIENCE if has_terminal() else _PATIENCE_WITHOUT_TERMINAL,
         is_wanted=lambda: launched_rank() == 0 and context.meta.get(PROGRESS) != "off",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sparseallreduce import plugins
 from sparseallreduce.errors import DatasetError, DivergenceError
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.data.generate import generate
@@ -40,6 +41,7 @@ from sparseallreduce.linear.strategies import (
     Strategy,
     SynchronousParameterServer,
     read_on_workers,
+    register_strategy,
 )
 from sparseallreduce.linear.training.batches import batches
 from sparseallreduce.linear.training.checkpoint import Checkpoints
@@ -137,3 +139,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(set(globals()) | set(__all__))
+
+
+# Last, since what a package registers may import from here.
+plugins.load("strategies", lambda _, kind: register_strategy(kind))

@@ -185,7 +185,7 @@ def test_rank_0_says_once_that_it_compiles_without_a_terminal_too(words, rank, s
     monkeypatch.setattr(compiling, "_PATIENCE", 0.01)
     monkeypatch.setattr(compiling, "_PATIENCE_WITHOUT_TERMINAL", 0.01)
     monkeypatch.setattr(compiling, "launched_rank", lambda: rank)
-    monkeypatch.setattr(compiling.tqdm, "write", lambda text, file: lines.append(text))
+    monkeypatch.setattr("tqdm.tqdm.write", lambda text, file: lines.append(text))
     monkeypatch.setattr(type(main), "get_command", lambda group, context, name: subcommand)
     with pytest.raises(SystemExit):
         main([*words])

@@ -2,7 +2,6 @@
 
 import inspect
 
-from sparseallreduce import plugins
 from sparseallreduce.errors import AlgorithmError
 from sparseallreduce.linear.strategies.base import Strategy
 from sparseallreduce.linear.strategies.dense import DenseStrategy
@@ -97,6 +96,3 @@ def register_strategy(kind: type[Strategy]) -> None:
     if not isinstance(name, str) or not name or name in _OWN:
         raise AlgorithmError(f"the name of a strategy is a text that is none of {', '.join(sorted(_OWN))}, not {name!r}")
     STRATEGIES[name] = kind
-
-
-plugins.load("strategies", lambda _, kind: register_strategy(kind))
