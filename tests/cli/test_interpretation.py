@@ -100,7 +100,7 @@ def test_contributions_add_up_to_the_score(model):
 
 
 def test_explain_shows_samples_in_the_order_asked_for(files):
-    said = command("explain", files / "two.npz", files / "data.svm", "--rows", "2,1").output
+    said = command("explain", files / "two.npz", files / "data.svm", "--rows", "2,1").stdout
     second, first = said.split("\n\n")
     assert second.startswith("sample 2, predicted 1, label 0, probability of 1 0.8520\n"[:46])
     lines = [line.split() for line in first.splitlines()]
