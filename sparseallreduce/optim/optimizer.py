@@ -159,7 +159,7 @@ class Optimizer(ABC):
             The same error on every rank: StreamError or StreamTypeError for unsuitable gradients, DivergenceError if a gradient to be
             clipped is not finite, MismatchError if steps or rates differ. Parameters and residuals are then unchanged.
         """
-        before, idle = latest(self.comm), False
+        before, idle, finishing = latest(self.comm), False, False
         try:
             try:
                 self._take_up()
@@ -174,8 +174,12 @@ class Optimizer(ABC):
                     self._left = self._left or (idle and bool(self._pending))
                     self._complete(error)
                     raise
+            finishing, self._sums = True, 0
             return self.finish()
         except BaseException as error:
+            if finishing and not self._sums:  # finish has not begun, and the other ranks complete the step
+                self._left = True
+                self._complete(error)
             leave(self.comm, error, before)
             raise
 

@@ -212,6 +212,22 @@ def case_an_error_behind_the_start_of_a_layer_fails_the_step_on_all_ranks(comm, 
     assert len(set(comm.allgather(joined(ours).tobytes()))) == 1
 
 
+@each(by_layer=[True, False])
+def case_an_error_before_a_step_is_finished_is_raised_by_the_next_step(comm, by_layer):
+    """The last rank raises it once all sums are started, which the other ranks complete and apply."""
+    if comm.size == 1:
+        skip("needs two ranks")
+    ours = parameters()
+    optimizer = TopKSGD(ours, 0.1, 0.05, comm, by_layer=by_layer)
+    struck = comm.rank == comm.size - 1
+    with failing(TopKSGD, "finish", MemoryError, struck), pytest.raises(MemoryError) if struck else nullcontext():
+        optimizer.step(gradients(comm.rank, 0))
+    with pytest.raises(sar.SparseAllreduceError, match="MemoryError"):
+        optimizer.step(gradients(comm.rank, 1))
+    optimizer.step(gradients(comm.rank, 2))
+    assert optimizer.steps == 2 and len(set(comm.allgather(joined(ours).tobytes()))) == 1
+
+
 def raising_once(error):
     """Return a replacement of suppress whose first use raises that error."""
     errors = [error]
