@@ -42,7 +42,7 @@ def renew() -> None:
 
 
 class Stored(NamedTuple):
-    """Where the constants in use are stored."""
+    """Name the file of the constants in use, and tell whether an earlier run has stored them."""
 
     path: Path
     reused: bool  # whether an earlier run has stored them

@@ -4,12 +4,13 @@ Otherwise a rank that does not know of the error would wait in that operation fo
 error in one of two ways, whichever comes first:
 
 * **By a message.** A rank that fails notifies all others with the number of the operation. A rank that has completed that operation raises
-  the error in the operation that it is waiting for, or else in its next one, and notifies the others that this one has failed.
+  the error in the operation that it is waiting for, or else in its next one, and notifies the others that this one has failed. A message
+  may say that its sender has completed the operation: a rank on which it is in flight then completes it, too, before it raises the error.
 * **By the handshake.** A rank on which an operation has failed reports in its next record that there is something to compare. All ranks
   then compare which operations have failed and which have been completed, and all raise the error if an operation is in both sets.
 
 An error that all ranks have raised is settled. So is one with a lower number than a failed operation, since every rank has raised an error
-in that one.
+in that one, but not before an operation between the two, still in flight on this rank, has compared it.
 """
 
 from __future__ import annotations
